@@ -229,7 +229,7 @@ async function testComparison(page, made) {
       await filter(page, text, "1 match");
       await page.locator(".window .mark.changed[title]").waitFor();
     }
-    for (const [text, says] of [["is:new", "'new' is not a result of a comparison"], ["size:5", "'size:' is not a filter"], [">5X", "'5X' is not a size"]]) await filter(page, text, says);
+    for (const [text, says] of [["is:new", "'new' is not a result of a comparison"], ["size:5", "'size:' is not a filter"], [">5X", "'5X' is not a size"], ["dtype:flaot", "no tensor here is 'flaot'"]]) await filter(page, text, says);
   });
   await test("renamed tensors are compared", async () => {
     await compare(path.join(made, "renamed_a.safetensors"), path.join(made, "renamed_b.safetensors"));

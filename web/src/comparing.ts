@@ -187,10 +187,11 @@ export class Comparing {
     comparison.diff = diff;
     const text = isFirst && diff.changed.length + diff.added.length + diff.removed.length > 0 ? "is:different" : filter;
     const { selected } = model, before = selected?.compared;
-    const { rows, chosen } = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort, chosen: before && { fqn: selected.fqn, isOnlyInB: before.mark === "only-b" } });
+    const { rows, dtypes, chosen } = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort, chosen: before && { fqn: selected.fqn, isOnlyInB: before.mark === "only-b" } });
     if (this.comparison !== comparison) return;
     if (before && model.selected === selected) model.selected = chosen && Object.assign(selected, chosen); // what is shown of it is of the new differences, too
     model.lists.get("compare").count = rows;
+    model.lists.dtypes.compare = dtypes;
     await model.lists.filter("compare", text);
   }
 

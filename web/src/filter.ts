@@ -21,24 +21,24 @@ export function toggled(text: string, term: string): string {
   return (terms.includes(term) ? terms.filter((t) => t !== term) : [...terms, term]).join(" ");
 }
 
-function faultOfTerm(term: string, dtypes: readonly string[] | undefined): string | undefined {
+function faultOfTerm(term: string, dtypes: readonly string[], isComparison: boolean): string | undefined {
   const plain = term.length > 1 ? term.replace(/^-/, "") : term;
   if (/^[<>]/.test(plain)) return SIZE.test(plain) ? undefined : `'${plain.replace(/^[<>]=?/, "")}' is not a size; write sizes like 500MB or 1.5GiB`;
   const [, key, value = ""] = /^([a-z]+):(.*)$/.exec(plain) ?? [];
   if (key === undefined) return undefined;
-  if (key === "is" && !dtypes) return (IS as readonly string[]).includes(value) ? undefined : `'${value}' is not a result of a comparison; use ${IS.join(", ")}`;
+  if (key === "is" && isComparison) return (IS as readonly string[]).includes(value) ? undefined : `'${value}' is not a result of a comparison; use ${IS.join(", ")}`;
   if (!KEYS.includes(key)) return `'${key}:' is not a filter; use ${KEYS.map((k) => `${k}:`).join(", ")}, or *${key}:* to look for it in names`;
   if (value === "") return `'${key}:' needs a value`;
   if (key === "kind" && !KINDS.includes(value)) return `'${value}' is not a kind; use ${KINDS.join(", ")}`;
   if (key === "shape" && !SHAPE.test(value)) return `'${value}' is not a shape; write shapes like 4096x4096 or 4096x*`;
-  if (key === "dtype" && dtypes && /^\w+$/.test(value) && !dtypes.some((d) => d.includes(value))) return `no tensor here is '${value}'; there are ${dtypes.join(", ") || "no tensors"}`;
+  if (key === "dtype" && /^\w+$/.test(value) && !dtypes.some((d) => d.includes(value))) return `no tensor here is '${value}'; there are ${dtypes.join(", ") || "no tensors"}`;
   return undefined;
 }
 
-/** Returns what is wrong with a filter, for a checkpoint with these dtypes, or for a comparison. */
-export function faultOf(text: string, dtypes: readonly string[] | undefined): string | undefined {
+/** Returns what is wrong with a filter of entries that have these dtypes, of one checkpoint or of two that are compared. */
+export function faultOf(text: string, dtypes: readonly string[], isComparison = false): string | undefined {
   for (const term of termsOf(text)) {
-    const fault = faultOfTerm(term, dtypes);
+    const fault = faultOfTerm(term, dtypes, isComparison);
     if (fault) return fault;
   }
   return undefined;

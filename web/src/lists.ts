@@ -32,8 +32,8 @@ const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_O
 export class Lists {
   readonly #of: Record<OutlineName, Listing> = { all: newListing(0), compare: newListing(0) };
   #asked: Record<OutlineName, Promise<void>> = { all: Promise.resolve(), compare: Promise.resolve() };
-  /** The dtypes of the checkpoint, against which filters are checked. */
-  dtypes: readonly string[] = [];
+  /** The dtypes of the checkpoint, and those of both that are compared. Filters are checked against them. */
+  readonly dtypes: Record<OutlineName, readonly string[]> = { all: [], compare: [] };
 
   constructor(private readonly client: () => Client, private readonly changed: () => void) {}
 
@@ -137,7 +137,7 @@ export class Lists {
   async #arrange(outline: OutlineName): Promise<void> {
     const listing = this.#of[outline], { filter, sort } = listing;
     const isLast = () => this.#of[outline] === listing && listing.filter === filter && listing.sort === sort;
-    const fault = faultOf(filter, outline === "all" ? this.dtypes : undefined);
+    const fault = faultOf(filter, this.dtypes[outline], outline === "compare");
     listing.trouble = fault === undefined ? undefined : { message: fault, status: "page" };
     if (fault !== undefined) listing.kept = listing.totals = undefined;
     listing.isArranging = fault === undefined;

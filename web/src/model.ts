@@ -308,7 +308,7 @@ export class Model {
     this.opened = opened;
     void this.loadParts();
     this.findings = opened.findings;
-    this.lists.dtypes = opened.overview.dtypes.map((d) => d.name);
+    this.lists.dtypes.all = opened.overview.dtypes.map((d) => d.name);
     this.lists.reset("all", opened.rows);
     this.changed();
   }

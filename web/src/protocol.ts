@@ -381,7 +381,7 @@ export interface Requests {
   /** Compares the values of part `part` of `parts`. */
   diffPart: { takes: OfA & Tolerance & { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
   /** Makes the rows of the outline "compare", and finds the entry that was chosen before. */
-  showDiff: { takes: OfA & { diff: Diff; measured: readonly Measured[]; canonical: boolean; text: string; sort: Sort; chosen: { fqn: string; isOnlyInB: boolean } | undefined }; gives: { rows: number; chosen: { entry: number; compared: Compared } | undefined } };
+  showDiff: { takes: OfA & { diff: Diff; measured: readonly Measured[]; canonical: boolean; text: string; sort: Sort; chosen: { fqn: string; isOnlyInB: boolean } | undefined }; gives: { rows: number; dtypes: readonly string[]; chosen: { entry: number; compared: Compared } | undefined } };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
   /** Plans for the text of a tessera.target/1 document. */
   plan: { takes: PlanRequest; gives: { plan: Plan; text: string } };

@@ -374,7 +374,7 @@ const handlers: Handlers = {
     const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
     const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
     const tree = lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, measures, sort, text);
-    return { rows: tree.count, chosen: chosen && tree.find(chosen) };
+    return { rows: tree.count, dtypes: [...new Set([...a, ...b].flatMap((leaf) => leaf.dtypes))], chosen: chosen && tree.find(chosen) };
   },
   optimizers() {
     const a = opened("a"), { optimizers } = JSON.parse(a.checkpoint.document("optimizer")) as { optimizers: Optimizer[] };
