@@ -5,10 +5,11 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
+import { diffOf } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { goTo, showExports } from "./views.mjs";
 
-const python = path.join(root, ".local/venv/bin/python"), native = path.join(root, "build/release/bin/tessera");
+const python = path.join(root, ".local/venv/bin/python");
 
 /** A model, the same one under another prefix and in bfloat16, and steps of a training, with what PyTorch says of each. */
 const MAKE = `
@@ -62,12 +63,6 @@ async function exported(page) {
   await showExports(page);
   const [download] = await Promise.all([page.waitForEvent("download"), button(page, "Export JSON").click()]);
   return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
-}
-
-function diffOf(...args) {
-  const p = spawnSync(native, ["diff", ...args, "--json"], { encoding: "utf8" });
-  check(p.status < 2, p.stderr);
-  return JSON.parse(p.stdout);
 }
 
 async function testTogether(page, context, url, at) {

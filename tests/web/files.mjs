@@ -68,6 +68,13 @@ export function tessera(...args) {
   return p.stdout;
 }
 
+/** The document of `tessera diff`, which exits with 1 if there are differences. */
+export function diffOf(...args) {
+  const p = spawnSync(native, ["diff", ...args, "--json"], { encoding: "utf8", maxBuffer: 64 << 20 });
+  check(p.status < 2, p.stderr);
+  return JSON.parse(p.stdout);
+}
+
 /** Checks that both have the same names with the same bytes, and at least one file. */
 export function expectSame(got, want) {
   check(want.size > 0 && [...want.values()].some((bytes) => bytes.length > 0), "there is nothing to compare");

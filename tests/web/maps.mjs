@@ -4,13 +4,12 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
-import { native, tessera } from "./files.mjs";
+import { diffOf, native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample, showExports } from "./views.mjs";
 
 /** torchtitan's own model, and what its state_dict_adapter wrote for Hugging Face. */
 const TITAN = path.join(root, "tests/golden/titan"), MAP = "torchtitan-llama3";
-const MIB = 1 << 20;
 
 function parsed(file) {
   const bytes = fs.readFileSync(file), size = Number(bytes.readBigUInt64LE());
@@ -78,12 +77,6 @@ async function exported(page) {
   await showExports(page);
   const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Export JSON", exact: true }).click()]);
   return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
-}
-
-function diffOf(...args) {
-  const p = spawnSync(native, ["diff", ...args, "--json"], { encoding: "utf8", maxBuffer: 64 * MIB });
-  check(p.status < 2, p.stderr);
-  return JSON.parse(p.stdout);
 }
 
 /** Checks that the page exports the command's document. The page adds how many values of renamed tensors differ. */

@@ -4,8 +4,10 @@ import http from "node:http";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { root, samples } from "./browser.mjs";
+import { pick, root, samples } from "./browser.mjs";
 import { check, skip, test } from "../support/harness.mjs";
+import { diffOf } from "./files.mjs";
+import { goTo } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -105,8 +107,37 @@ async function testObjects(page, url, folder) {
   }));
 }
 
+/** The metadata of a DCP names its data files, wherever it is opened. */
+async function testCompared(page, url) {
+  const [a, b] = ["torch_ranks_tp_fsdp2", "dcp_tp_fsdp2"], button = (name) => page.getByRole("button", { name }), openUrl = async (name) => {
+    await page.getByLabel(/^URL/).fill(`${url}${name}/`);
+    await button("Open URL").click();
+  };
+  await test("values of a DCP at a URL are compared", async () => {
+    await page.goto(url);
+    await pick(page, path.join(samples, a));
+    await firstRow(page);
+    await goTo(page, "Compare");
+    await openUrl(b);
+    await button(/^Values/).click();
+    const { summary } = diffOf(path.join(samples, a), path.join(samples, b), "--values");
+    await page.locator(".verdict-line", { hasText: `${summary.changed} changed, ${summary.added} only in B, ${summary.same} entry equal, values included.` }).waitFor();
+  });
+  await test("a DCP at a URL is a column of a series", async () => {
+    await button("Layer by layer").click();
+    await button("Add a checkpoint").click();
+    await openUrl("dcp_hsdp");
+    await page.locator(".columns li", { hasText: "dcp_hsdp" }).waitFor();
+    const bytes = [a, b, "dcp_hsdp"].flatMap((name) => fs.readdirSync(path.join(samples, name)).map((file) => fs.statSync(path.join(samples, name, file)).size)).reduce((x, y) => x + y);
+    check((await button(/^Read norms/).textContent()).includes(`reads ${(bytes / 1024).toFixed(1)} KiB`), await button(/^Read norms/).textContent());
+    await button(/^Read norms/).click();
+    await page.locator("table.series tbody td:nth-child(4)", { hasText: /^[\d.]+$/ }).first().waitFor();
+  });
+}
+
 export async function testRemote({ page, url, broken }) {
   await testOtherSites(page, url);
+  await testCompared(page, url);
   if (!fs.existsSync(python)) return skip("requests for checkpoints made by PyTorch", "there is no .local/venv");
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-remote-"));
   try {

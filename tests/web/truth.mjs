@@ -44,13 +44,9 @@ async function testMetadataOnly(page, scratch) {
     for (const rank of [0, 1, 2, 3]) check(legend.some((l) => l.includes(`rank ${rank} __${rank}_0.distcp (absent)`)), legend.join("; "));
     check(new Set(await page.locator(".map .chunk").evaluateAll((l) => l.map((c) => c.getAttribute("style")))).size === 4, "the ranks have one colour");
   });
-  await test("metadata alone: what needs bytes says what is absent where it was clicked", async () => {
-    const says = (place) => page.locator(`section[aria-label=Values] ${place} + .trouble`, { hasText: "absent; open the checkpoint together with its data files" }).waitFor();
-    await page.getByRole("button", { name: "Show values" }).click();
-    await says(".slice");
-    await page.getByRole("button", { name: /^Statistics/ }).click();
-    await says(".buttons");
-    check(await page.locator(".page > .trouble").count() === 0, "the trouble is not where the click was");
+  await test("metadata alone: values are not offered, and it is said why", async () => {
+    await page.locator("section[aria-label=Values]", { hasText: "They cannot be read, because 4 data files are absent." }).waitFor();
+    check(await page.locator("section[aria-label=Values] button").count() === 0, "they are offered");
   });
   await test("some files absent: the entries in them are marked, the others are not", async () => {
     const some = path.join(scratch, "some");
@@ -61,6 +57,29 @@ async function testMetadataOnly(page, scratch) {
     await filter(page, "kind:tensor", "29 matches");
     const rows = await page.locator(".window .row:not(.group)").evaluateAll((l) => l.map((r) => [r.querySelector(".text").textContent, r.querySelector(".level") !== null]));
     check(rows.some(([, marked]) => marked) && rows.some(([, marked]) => !marked), JSON.stringify(rows));
+  });
+  await test("some files absent: what needs them is not offered, and it is said why", async () => {
+    const some = path.join(scratch, "some"), whole = path.join(samples, "dcp_tp_fsdp2"), offer = (name) => page.getByRole("button", { name });
+    const { chunks } = JSON.parse(tessera("inspect", whole, "--include", "model.steps_seen", "--json")).entries[0];
+    check(chunks.every(({ file }) => file !== "__1_0.distcp"), "it is in the absent file");
+    await page.locator(".window .row:not(.group)", { hasText: "steps_seen" }).click();
+    await page.locator("section[aria-label=Values] table").waitFor(); // all of it is here
+    await goTo(page, /^Problems/);
+    await page.getByText("Values cannot be scanned, because 1 data file is absent.").waitFor();
+    check(await offer(/^Scan/).count() === 0 && await offer(/^Check every byte/).count() === 1, "the scan is offered, or the check is not");
+    await goTo(page, "Files");
+    await page.getByText("Tensors cannot be compared with each other, because 1 data file is absent.").waitFor();
+    check(await offer(/^Look for/).count() === 0, "the search is offered");
+    for (const [a, b, side] of [[some, whole, "A"], [whole, some, "B"]]) {
+      await open(page, a);
+      await goTo(page, "Compare");
+      await pick(page, b);
+      await page.getByText(`Values cannot be compared, because 1 data file is absent in ${side}.`).waitFor();
+      check(await offer(/^Values/).count() === 0, "the comparison is offered");
+      await filter(page, "model.few.weight", "1 match");
+      await page.locator(".window .row:not(.group)").click();
+      await page.locator("aside", { hasText: "Their values cannot be compared, because 1 data file is absent." }).waitFor();
+    }
   });
 }
 

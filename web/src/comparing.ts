@@ -4,7 +4,7 @@ import { onlyOne, type Prepare } from "./collect";
 import { OWN_ORDER } from "./entry_tree";
 import { mapOfFit, type Fit } from "./fit";
 import { mapOptionsOf } from "./map_choice";
-import { sizeOf, type Model } from "./model";
+import { openWhole, sizeOf, type Model } from "./model";
 import type { Diff, DiffOptions, Measured, Opening, Tolerance, Trouble } from "./protocol";
 import { Series } from "./series";
 
@@ -15,6 +15,8 @@ type Change = Diff["changed"][number];
 export interface Comparison {
   readonly title: string;
   readonly opening: Opening;
+  /** The data files of B that are absent. */
+  readonly absent: readonly string[];
   /** The map that is applied to A. */
   map: DiffOptions["map"];
   /** How names and dtypes of A are made those of B, unless a map was chosen. */
@@ -69,14 +71,13 @@ export class Comparing {
     this.stop();
     const { model } = this, { client } = model, { signal } = this.#ending;
     model.dismiss();
-    const opening = await model.run("Opening the other", () => this.stop(), async (tell) => {
+    const opened = await model.run("Opening the other", () => this.stop(), async (tell) => {
       const other = onlyOne(await prepare(signal, tell));
       signal.throwIfAborted();
-      await client.call("open", { side: "b", opening: other });
-      return other;
+      return openWhole(client, "b", other, signal);
     }, (t) => { if (!signal.aborted) model.hear(t); });
-    if (!opening || signal.aborted) return;
-    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, isCurrent: false, trouble: undefined });
+    if (!opened || signal.aborted) return;
+    await this.#start({ title: opened.opening.title, ...opened, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, isCurrent: false, trouble: undefined });
   }
 
   /** Compares again if another map has been chosen for A. */

@@ -8,7 +8,7 @@ import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
 import { NO_MAP, type MapChoice } from "./map_choice";
 import type { FileMetadata } from "./file_metadata";
-import { isDense, type About, type Compared, type Detail, type DiffOptions, type Findings, type FqnDocument, type Opened, type Opening, type Optimizer, type Part, type Plan, type PlanRequest, type Requests, type Scan, type Side, type Tally, type Trouble, type Twins } from "./protocol";
+import { isDense, type About, type Compared, type Detail, type DiffOptions, type Findings, type FqnDocument, type Opened, type Opening, type Optimizer, type Part, type Plan, type PlanRequest, type Requests, type Scan, type Side, type Tally, type TensorDetail, type Trouble, type Twins } from "./protocol";
 import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
@@ -274,16 +274,20 @@ export class Model {
     this.#attempt = undefined;
   }
 
-  /** Opens the checkpoint in the worker. The data files of a remote DCP are requested once its metadata has named them. */
   async #describe(client: Client, opening: Opening, signal: AbortSignal): Promise<[Opening, Opened]> {
-    await client.call("open", { side: "a", opening });
-    const opened = await client.call("describe", {}), { absent } = opened.overview;
-    if (opening.url === undefined || absent.length === 0) return [opening, opened];
-    const found = await (await import("./remote")).sourcesAt(opening.url, absent, signal);
-    if (found.length === 0) return [opening, opened];
-    const whole = { ...opening, files: [...opening.files, ...found] };
-    await client.call("open", { side: "a", opening: whole });
+    const { opening: whole } = await openWhole(client, "a", opening, signal);
     return [whole, await client.call("describe", {})];
+  }
+
+  /** Returns what is opened for a checkpoint, with the data files of a remote DCP. */
+  async whole(opening: Opening, signal: AbortSignal): Promise<Opening> {
+    if (opening.url === undefined) return opening;
+    const client = this.#newClient(() => undefined, true, signal);
+    try {
+      return (await openWhole(client, "a", opening, signal)).opening;
+    } finally {
+      client.end();
+    }
   }
 
   /** Opens what the page's own server offers, if there is anything and nothing else was opened in the meantime. */
@@ -359,12 +363,18 @@ export class Model {
     if (this.selected === selected) void this.#readAhead(selected);
   }
 
+  /** Returns how many of the absent files hold chunks of a tensor, of A unless the absent files of B are given. */
+  absentOf({ chunks }: TensorDetail, files = this.opened?.overview.absent): number {
+    const absent = new Set(files);
+    return new Set(chunks.filter((c) => c.file === null || absent.has(c.file)).map((c) => c.file)).size;
+  }
+
   /** Reads the first values, and statistics if they were asked for before, where that is little. */
   async #readAhead(selected: Selected): Promise<void> {
     const { detail, map } = selected, { opening, opened } = this;
     if (!isDense(detail) || map.map !== undefined || !opening || !opened) return;
-    const absent = new Set(opened.overview.absent), isRemote = opening.files.some((f) => "url" in f);
-    if (detail.chunks.some((c) => c.file === null || absent.has(c.file)) || detail.bytes > (isRemote ? MOST_REMOTE : MOST_AHEAD)) return;
+    const isRemote = opening.files.some((f) => "url" in f);
+    if (this.absentOf(detail) || detail.bytes > (isRemote ? MOST_REMOTE : MOST_AHEAD)) return;
     await this.readSlice(firstSlice(detail.shape), false);
     if (this.selected === selected && this.#wantsTally && !isRemote) await this.tally();
   }
@@ -493,6 +503,15 @@ export class Model {
     this.trouble = this.failed = undefined;
     this.changed();
   }
+}
+
+/** Opens a checkpoint in a worker. The data files of a remote DCP are requested once its metadata has named them. */
+export async function openWhole(client: Client, side: Side, opening: Opening, signal: AbortSignal): Promise<{ opening: Opening; absent: readonly string[] }> {
+  const absent = await client.call("open", { side, opening });
+  const found = opening.url === undefined || absent.length === 0 ? [] : await (await import("./remote")).sourcesAt(opening.url, absent, signal);
+  if (found.length === 0) return { opening, absent };
+  const whole = { ...opening, files: [...opening.files, ...found] };
+  return { opening: whole, absent: await client.call("open", { side, opening: whole }) };
 }
 
 /** Returns its number, or undefined if the browser stores nothing, or does not allow it. */

@@ -342,7 +342,8 @@ export interface DiffOptions extends OfA, Tolerance { readonly values: boolean; 
 
 /** Each request, with its arguments and its result. */
 export interface Requests {
-  open: { takes: { side: Side; opening: Opening }; gives: null };
+  /** Gives the names of the data files that are absent. */
+  open: { takes: { side: Side; opening: Opening }; gives: readonly string[] };
   /** Describes what the page shows of side a. */
   describe: { takes: Record<string, never>; gives: Opened };
   close: { takes: { side: Side }; gives: null };

@@ -28,7 +28,7 @@ export class Series {
   async add(prepare: Prepare): Promise<void> {
     const { model } = this, ending = new AbortController();
     this.trouble = undefined;
-    const opening = await model.run("Opening another", () => ending.abort(), async (tell) => onlyOne(await prepare(ending.signal, tell)), (t) => { this.trouble = t; });
+    const opening = await model.run("Opening another", () => ending.abort(), async (tell) => model.whole(onlyOne(await prepare(ending.signal, tell)), ending.signal), (t) => { this.trouble = t; });
     if (opening && !ending.signal.aborted) this.more = [...this.more, { opening }];
     model.changed();
   }

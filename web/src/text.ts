@@ -29,6 +29,8 @@ export const fullBytesText = (bytes: number): string => bytes < 1024 ? bytesText
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 
+export const absentText = (files: number): string => `${plural(files, "data file")} ${files === 1 ? "is" : "are"} absent`;
+
 /** Names may contain anything, so characters that are not visible, that look like a space, or that reorder a text, are shown as
  *  escapes. */
 export function visible(name: string): string {

@@ -240,9 +240,9 @@ const handlers: Handlers = {
     closeSide(side);
     const { title } = opening;
     if (opening.files.some(isRemote)) await prepared(); // with the second file of the module it needs fewer requests
-    sides[side] = { title, opening, ...await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title)) };
+    const open = sides[side] = { title, opening, ...await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title)) };
     say({ read: t.bytesRead, file: "" });
-    return null;
+    return open.absent;
   },
   async describe() {
     const t = await tessera, a = opened("a"), { checkpoint } = a;

@@ -7,7 +7,7 @@ import { saveText } from "../download";
 import { castsOf, prefixOf } from "../fit";
 import { mapNamed } from "../map_choice";
 import { isFinitePair, type Diff } from "../protocol";
-import { bytesText, exactText, plural, realText, visible } from "../text";
+import { absentText, bytesText, exactText, plural, realText, visible } from "../text";
 import { CopyCommand } from "./command";
 import { Current } from "./current";
 import { useModel } from "./hooks";
@@ -89,12 +89,13 @@ const loadMapFields = async () => (await import("./map_fields")).MapFields;
 
 function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; isSeries: boolean; setSeries: (to: boolean) => void }): JSX.Element {
   const model = useModel(), { comparing, mapChoice } = model, { tolerance, map } = comparison, command = commandOf(comparison, model), [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
+  const lacking = ([["A", model.opened?.overview.absent], ["B", comparison.absent]] as const).flatMap(([side, files]) => files?.length ? [`${absentText(files.length)} in ${side}`] : []);
   return (
     <>
       <p class="buttons toggles" role="group" aria-label="Compare">
-        <button type="button" aria-pressed={comparison.values} onClick={() => void comparing.toggle("values")}>Values{comparison.valueDiff ? "" : ` (reads up to ${bytesText(comparing.bytes)})`}</button>
+        {lacking.length > 0 ? <span class="quiet">Values cannot be compared, because {lacking.join(" and ")}.</span> : <><button type="button" aria-pressed={comparison.values} onClick={() => void comparing.toggle("values")}>Values{comparison.valueDiff ? "" : ` (reads up to ${bytesText(comparing.bytes)})`}</button>
         <span class="tolerance"><Within label="atol" title="Values may differ by this" value={tolerance.atol} set={(atol) => void comparing.setTolerance({ ...tolerance, atol })} />
-        <Within label="rtol" title="Values may differ by this times the value in B" value={tolerance.rtol} set={(rtol) => void comparing.setTolerance({ ...tolerance, rtol })} /></span>
+        <Within label="rtol" title="Values may differ by this times the value in B" value={tolerance.rtol} set={(rtol) => void comparing.setTolerance({ ...tolerance, rtol })} /></span></>}
         <button type="button" aria-pressed={comparison.layout} onClick={() => void comparing.toggle("layout")}>Sharding</button>
         <button type="button" aria-pressed={comparison.canonical} onClick={() => void comparing.toggle("canonical")}>Canonical names</button>
         <button type="button" aria-expanded={isMapOpen} onClick={() => setMapOpen(!isMapOpen)}>{mapChoice.name ? `Map of A: ${visible(mapChoice.name)}` : "Map of A"}</button>

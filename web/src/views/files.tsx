@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { fileTerm } from "../filter";
 import type { Model } from "../model";
 import type { FileUse } from "../protocol";
-import { bytesText, exactText, plural, shortName, visible } from "../text";
+import { absentText, bytesText, exactText, plural, shortName, visible } from "../text";
 import { useModel, useWidth } from "./hooks";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
@@ -49,12 +49,13 @@ async function findTwins(model: Model): Promise<void> {
 
 /** Tensors with equal bytes. They could be tied, or they were saved twice. */
 function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
-  const model = useModel(), groups = model.twins?.groups;
+  const model = useModel(), groups = model.twins?.groups, absent = model.opened?.overview.absent.length ?? 0;
   const wasted = groups?.reduce((sum, g) => sum + g.bytes * (g.stored - 1), 0) ?? 0;
   return (
     <section aria-label="Duplicates">
       <h2>Duplicates</h2>
-      {!groups && <p class="buttons"><button type="button" onClick={() => void findTwins(model)}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
+      {!groups && absent > 0 && <p class="quiet">Tensors cannot be compared with each other, because {absentText(absent)}.</p>}
+      {!groups && absent === 0 && <p class="buttons"><button type="button" onClick={() => void findTwins(model)}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
       {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors ${groups.length === 1 ? "holds" : "hold"} equal bytes, ${wasted ? `${bytesText(wasted)} more than once` : groups.length === 1 ? "which are stored once" : "each stored once"}.` : "No two tensors hold equal bytes."}</p>}
       {groups && <ul class="names">{groups.slice(0, MOST).map((g) => (
         <li key={g.fqns[0]}>{bytesText(g.bytes)}{g.stored < g.fqns.length && ` (stored ${g.stored === 1 ? "once" : `${exactText(g.stored)} times`})`}: {g.fqns.slice(0, MOST_NAMES).map((n, i) => <>{i > 0 && ", "}<button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button></>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
@@ -69,7 +70,7 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
   return (
     <section class="view" aria-label="Files">
       <p class="quiet">The bytes in use are those of dense tensors and, in a DCP, of all items. The rest of a sound file is headers, metadata, objects and padding. Choose a file to see its tensors.</p>
-      {overview && overview.absent.length > 0 && <p class="bad" role="status">{plural(overview.absent.length, "data file")} {overview.absent.length === 1 ? "is" : "are"} absent, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. An absent file has at least the size that the metadata implies.</p>}
+      {overview && overview.absent.length > 0 && <p class="bad" role="status">{absentText(overview.absent.length)}, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. An absent file has at least the size that the metadata implies.</p>}
       {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{plural(missing, "chunk")} {missing === 1 ? "is" : "are"} in files that are absent; Problems names them.</p>}
       <Treemap files={bySize} show={(name) => showFile(fileTerm(name))} />
       <div class="scroll" tabIndex={0} role="region" aria-label="File table">

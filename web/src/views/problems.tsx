@@ -5,7 +5,7 @@ import { saveText } from "../download";
 import type { Finding, Level } from "../protocol";
 import { sizeOf, type Model } from "../model";
 import type { View } from "../route";
-import { bytesText, exactText, plural, visible } from "../text";
+import { absentText, bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Later } from "./later";
 import { LevelMark, More } from "./parts";
@@ -80,7 +80,7 @@ const REPORTS = [
 export function Problems({ show, go }: { show: (fqn: string) => void; go: (view: View) => void }): JSX.Element {
   const model = useModel();
   const [hidden, setHidden] = useState<ReadonlySet<Level>>(new Set());
-  const groups = groupsOf(model), counts = problemCount(model), { opened } = model;
+  const groups = groupsOf(model), counts = problemCount(model), { opened } = model, absent = opened?.overview.absent.length ?? 0;
   const number: Record<Level, number> = { error: counts.errors, warning: counts.warnings, note: counts.notes };
   const asks = model.findings?.list.some(({ message, rule }) => /--(part|shards)/.test(message + model.findings?.help[rule]));
   const save = async ({ format, name }: (typeof REPORTS)[number]) => {
@@ -97,7 +97,7 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
       {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">Every byte was checked.</p>}
       <p class="buttons">
         {!opened?.isMetadataOnly && !model.isDeep && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
-        {!opened?.isMetadataOnly && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}
+        {absent === 0 && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}
         <button type="button" onClick={() => go("load")}>Would it load?</button>
         <span class="space" />
         {groups.length > 0 && <More label="Export">
@@ -105,6 +105,7 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
           {REPORTS.map((report) => <button key={report.format} type="button" class="ghost" onClick={() => void save(report)}>Export {report.title}</button>)}
         </More>}
       </p>
+      {absent > 0 && !opened?.isMetadataOnly && <p class="quiet">Values cannot be scanned, because {absentText(absent)}.</p>}
       {found.length > 1 && <p class="chip-line" role="group" aria-label="Levels">{found.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}</p>}
       <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>
       {asks && <Later load={loadOpenAs} why="--part" />}
