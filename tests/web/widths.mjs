@@ -4,7 +4,7 @@ import { pick, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
-const PHONE = { width: 390, height: 844 }, SMALL = { width: 1024, height: 800 };
+const PHONE = { width: 390, height: 844 }, SMALL = { width: 1024, height: 800 }, WIDE = { width: 1440, height: 900 };
 
 /** The number of lines that the children of an element fill. */
 const linesOf = (locator) => locator.evaluate((box) => new Set([...box.children].filter((e) => e.getBoundingClientRect().height > 0).map((e) => { const r = e.getBoundingClientRect(); return Math.round((r.top + r.bottom) / 2 / 8); })).size);
@@ -21,13 +21,14 @@ async function testPhone(page) {
       check(await beyond(region) <= 0, `${table}: ${await beyond(region)} px are beyond the edge`);
     }
   });
-  await test("on a phone, names and canonical names are next to each other", async () => {
+  await test("on a phone, names and canonical names are whole", async () => {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, path.join(samples, "dcp_ddp"));
     await goTo(page, "Names");
     const region = page.getByRole("region", { name: "Names and canonical names" });
     await region.locator("td").first().waitFor();
     check(await beyond(region) <= 0, `${await beyond(region)} px are beyond the edge`);
+    check((await region.locator("td code").evaluateAll((all) => all.map((e) => e.getClientRects().length))).every((n) => n === 1), "a name is cut in two");
   });
   await test("the tabs show at an edge that there are more", async () => {
     await goTo(page, "Contents");
@@ -47,18 +48,26 @@ async function testPhone(page) {
     await delta.waitFor();
     const [row, cell] = await Promise.all([delta.locator("xpath=.."), delta].map((l) => l.boundingBox()));
     check(cell.y + cell.height <= row.y + row.height + 1 && cell.width > 20, `it is at ${JSON.stringify(cell)} of ${JSON.stringify(row)}`);
+    const measure = page.locator(".window .row:not(.group) .measure", { hasText: /\d/ }).first(), label = (number) => number.evaluate((e) => getComputedStyle(e, "::before").content);
+    await measure.waitFor();
+    check(await label(delta) === '"largest "' && await label(measure) === '"relative "', `nothing says what the numbers are: ${await label(delta)}, ${await label(measure)}`);
   });
 }
 
 async function testSmall(page) {
   await page.setViewportSize(SMALL);
-  await test("next to an entry, the tools of a comparison take two lines", async () => {
+  await test("next to an entry, the tools of a comparison take two lines, or one where there is room", async () => {
     await page.getByRole("button", { name: /^Values/ }).click();
     await page.locator("section[aria-label=Comparison]:not([aria-busy=true]) .verdict-line", { hasText: "values not compared yet" }).waitFor();
     await page.locator(".window .row:not(.group)", { hasText: "only in B" }).first().click();
     await page.locator("aside header").waitFor();
     const tools = page.getByRole("group", { name: "Compare", exact: true });
     check(await linesOf(tools) <= 2, `they take ${await linesOf(tools)}`);
+    await page.setViewportSize(WIDE);
+    check(await linesOf(tools) === 1, `they take ${await linesOf(tools)} at ${WIDE.width} px`);
+    const middles = await Promise.all([page.locator(".pair"), page.getByRole("button", { name: "Export", exact: true })].map(async (l) => { const { y, height } = await l.boundingBox(); return y + height / 2; }));
+    check(Math.abs(middles[0] - middles[1]) < 4, `Export is not next to the names of both: ${middles}`);
+    await page.setViewportSize(SMALL);
     await page.getByRole("button", { name: "Export", exact: true }).click();
     await page.getByRole("group", { name: "Export" }).getByRole("button", { name: "Export JSON" }).waitFor();
   });

@@ -87,8 +87,26 @@ function NotFinite({ comparison: { measured = [] } }: { comparison: Comparison }
 const loadSeries = async () => (await import("./series")).SeriesView;
 const loadMapFields = async () => (await import("./map_fields")).MapFields;
 
-function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; isSeries: boolean; setSeries: (to: boolean) => void }): JSX.Element {
-  const model = useModel(), { comparing, mapChoice } = model, { tolerance, map } = comparison, command = commandOf(comparison, model), [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
+/** What is compared, how it is shown, and what can be done with the result. */
+function Heading({ comparison, isSeries, setSeries }: { comparison: Comparison; isSeries: boolean; setSeries: (to: boolean) => void }): JSX.Element {
+  const model = useModel(), { comparing, mapChoice } = model, { map } = comparison, command = commandOf(comparison, model);
+  return (
+    <div class="buttons">
+      <p class="pair"><span><strong>A</strong> {visible(model.opening?.title ?? "")}</span> <span><strong>B</strong> {visible(comparison.title)}</span></p>
+      <span class="space" />
+      <button type="button" class="ghost" aria-pressed={isSeries} onClick={() => setSeries(!isSeries)}>Layer by layer</button>
+      <button type="button" class="ghost" onClick={() => comparing.stop()}>Another B</button>
+      <More label="Export">
+        {command && <CopyCommand command={command} result="diff" />}
+        {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
+        {comparison.diff && <button type="button" class="ghost" aria-disabled={!comparison.isCurrent} onClick={() => { if (comparison.isCurrent) saveText("diff.json", JSON.stringify(comparison.diff, null, 1)); }}>Export JSON</button>}
+      </More>
+    </div>
+  );
+}
+
+function Toggles({ comparison }: { comparison: Comparison }): JSX.Element {
+  const model = useModel(), { comparing, mapChoice } = model, { tolerance } = comparison, [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
   const lacking = ([["A", model.opened?.overview.absent], ["B", comparison.absent]] as const).flatMap(([side, files]) => files?.length ? [`${absentText(files.length)} in ${side}`] : []);
   return (
     <>
@@ -99,14 +117,6 @@ function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; 
         <button type="button" aria-pressed={comparison.layout} onClick={() => void comparing.toggle("layout")}>Sharding</button>
         <button type="button" aria-pressed={comparison.canonical} onClick={() => void comparing.toggle("canonical")}>Canonical names</button>
         <button type="button" aria-expanded={isMapOpen} onClick={() => setMapOpen(!isMapOpen)}>{mapChoice.name ? `Map of A: ${visible(mapChoice.name)}` : "Map of A"}</button>
-        <button type="button" aria-pressed={isSeries} onClick={() => setSeries(!isSeries)}>Layer by layer</button>
-        <span class="space" />
-        <button type="button" class="ghost" onClick={() => comparing.stop()}>Another B</button>
-        <More label="Export">
-          {command && <CopyCommand command={command} result="diff" />}
-          {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
-          {comparison.diff && <button type="button" class="ghost" aria-disabled={!comparison.isCurrent} onClick={() => { if (comparison.isCurrent) saveText("diff.json", JSON.stringify(comparison.diff, null, 1)); }}>Export JSON</button>}
-        </More>
       </p>
       {isMapOpen && <Later load={loadMapFields} label="Names and layouts of A become" />}
       {comparison.trouble && <TroubleBox trouble={comparison.trouble} isMapped={mapChoice.name !== ""} />}
@@ -134,8 +144,8 @@ export function Compare(): JSX.Element {
   return (
     <section class="list" aria-label="Comparison" aria-busy={!comparison.isCurrent}>
       <div class="compared">
-        <p class="pair"><span><strong>A</strong> {visible(model.opening?.title ?? "")}</span> <span><strong>B</strong> {visible(comparison.title)}</span></p>
-        <Toggles comparison={comparison} isSeries={isSeries} setSeries={setSeries} />
+        <Heading comparison={comparison} isSeries={isSeries} setSeries={setSeries} />
+        <Toggles comparison={comparison} />
         <Current isCurrent={comparison.isCurrent} waiting="Comparing">
           {diff && <>
             <p role="status" class="verdict-line">{verdictOf(diff, comparison.tolerance)}.</p>

@@ -61,12 +61,12 @@ function Cells({ row, outline, columns, words, toggle }: { row: Row; outline: Ou
 
 function Head({ outline, columns }: { outline: OutlineName; columns: readonly Column[] }): JSX.Element {
   const model = useModel(), { sort } = model.lists.get(outline);
-  const header = (name: string, className: string, key: SortKey | undefined) => (
+  const header = (name: string, className: string, key: SortKey | undefined, bar?: string) => (
     <div key={name} role="columnheader" class={className} {...(key ? { "aria-sort": sort.key !== key ? "none" as const : sort.descending ? "descending" as const : "ascending" as const } : {})}>
-      {key ? <button type="button" class="sort" onClick={() => void model.lists.sortBy(outline, key)}>{name}<span aria-hidden="true">{sort.key === key ? (sort.descending ? " ▾" : " ▴") : ""}</span></button> : name}
+      {key ? <button type="button" class="sort" onClick={() => void model.lists.sortBy(outline, key)}>{bar && <span class="of-bar">{bar}</span>}{name}<span aria-hidden="true">{sort.key === key ? (sort.descending ? " ▾" : " ▴") : ""}</span></button> : name}
     </div>
   );
-  return <div role="row" class="head row" aria-rowindex={1}>{header("Name", "name", "name")}{columns.map((c) => header(c.name, c.className, c.sort))}</div>;
+  return <div role="row" class="head row" aria-rowindex={1}>{header("Name", "name", "name")}{columns.map((c) => header(c.name, c.className, c.sort, c.bar))}</div>;
 }
 
 type KeyActions = Readonly<Record<string, () => Promise<void>>>;

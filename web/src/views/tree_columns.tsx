@@ -7,6 +7,8 @@ import { bytesText, exactText, plural, realText, shapeText, visible } from "../t
 
 export interface Column {
   readonly name: string;
+  /** What the bar in it shows. Where there is no room for bars, this is left out of the name. */
+  readonly bar?: string;
   readonly className: string;
   readonly sort?: SortKey;
   cell(row: Row, model: Model): ComponentChildren;
@@ -73,7 +75,7 @@ const COMPARE: readonly Column[] = [
   { name: "Change", className: "change", sort: "change", cell: (row) => <Change row={row} /> },
   { name: "A", className: "side", sort: "dtype", cell: (row) => row.compared ? visible(sideText(row.compared.a)) : "" },
   { name: "B", className: "side", sort: "other", cell: (row) => row.compared ? visible(sideText(row.compared.b)) : "" },
-  { name: "Share, largest |A − B|", className: "number size delta", sort: "delta", cell: (row) => <Delta row={row} /> },
+  { name: "largest |A − B|", bar: "Share, ", className: "number size delta", sort: "delta", cell: (row) => <Delta row={row} /> },
 ];
 
 /** A measure of a whole tensor. NaN and infinite values come before the measure of the others. */
