@@ -59,7 +59,7 @@ function ToForm({ form, set, source }: Asked): JSX.Element {
   const to = formOf(form, source);
   return (
     <fieldset>
-      <legend>To which form?</legend>
+      <legend>To which format?</legend>
       <div class="fields"><label><select aria-label="Form" value={to} onChange={(e) => set({ to: e.currentTarget.value as typeof to })}>{FORMS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></div>
       <p class="quiet">{formText(to)}{form.to === undefined && source.isBeyondSafetensors && " It is suggested because safetensors cannot have all of these tensors."}</p>
     </fieldset>

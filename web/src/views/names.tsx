@@ -55,7 +55,7 @@ export function NamesView(): JSX.Element {
   return (
     <section class="view" aria-label="Names">
       <h2>Canonical names</h2>
-      <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. Judged here by the text of the names.</p>
+      <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. This view judges by the names alone.</p>
       <MapFields />
       {trouble && <TroubleBox trouble={troubleInFields(trouble, NAMES_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void loadNames(model)} />}
       {names && <>

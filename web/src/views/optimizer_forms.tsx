@@ -72,7 +72,7 @@ export function OptimizerForms(): JSX.Element {
       <h2>The state in another form</h2>
       <div class="fields">
         <label>Form<select aria-label="Form" value={action} onChange={(e) => set({ action: e.currentTarget.value as Action })}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
-        <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => set({ at: e.currentTarget.value })} /></label>
+        <label>The optimizer's key<input type="text" value={at} placeholder="found automatically" spellcheck={false} onInput={(e) => set({ at: e.currentTarget.value })} /></label>
         <Check label={EXPANSION} isOn={allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
       </div>
       <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={(modules) => set({ modules })} />

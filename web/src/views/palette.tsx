@@ -19,7 +19,7 @@ function Dialog({ label, close, focus, children }: { label: string; close: () =>
 
 const KEYS: readonly (readonly [string, string])[] = [
   [GO_TO, "Go to an entry or a view"], ["?", "Show these shortcuts"], ["/", "Filter the entries"], ["Esc", "Close the entry"],
-  ["↑ ↓", "Move, and show the entry if one is open"], ["→ ←", "Open or close a group, or go to its first child or its parent"], ["Enter", "Show the entry, or open the group"], ["a – z", "Go to the next name that begins so"],
+  ["↑ ↓", "Move, and show the entry if one is open"], ["→ ←", "Open or close a group, or go to its first child or its parent"], ["Enter", "Show the entry, or open the group"], ["a – z", "Go to the next name that begins with these letters"],
   ["*", "Open everything below a group"], ["u", "Fold or unfold layers that are alike"], ["Home End", "Go to the first or last row"],
 ];
 

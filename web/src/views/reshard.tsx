@@ -25,7 +25,7 @@ import { Check, Save } from "./save";
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
 type To = "" | "dcp" | "safetensors" | "torch";
-const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
+const TO: readonly (readonly [To, string])[] = [["", "the same format, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
 
 type Set = (form: TargetForm) => void;
 
@@ -98,7 +98,7 @@ function Form({ form, set, to, setTo }: { form: TargetForm; set: Set; to: To; se
         </div>}
       </fieldset>
       <fieldset>
-        <legend>To which form?</legend>
+        <legend>To which format?</legend>
         <div class="fields"><label><select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></div>
       </fieldset>
       <fieldset>
