@@ -95,7 +95,7 @@ export async function testPure() {
     const of = (shape, chunks, isSound) => coverageText({ shape, chunks }, shardMap(shape, chunks), ({ file }) => file === null, isSound);
     const halves = [chunk([0, 0], [2, 3]), chunk([2, 0], [2, 3])], quarters = [[0, 0], [0, 2], [2, 0]].map((at) => chunk([...at, 0], [2, 2, 2])), half = (at) => chunk([2, 2, at], [2, 2, 1]);
     const rows = [[[4, 3], halves, false, "the chunks cover every element once"], [[4, 4, 2], [...quarters, half(0), half(0)], false, "Problems lists holes and overlaps"], [[4, 4, 2], [...quarters, half(0), half(1)], true, "the chunks cover every element once"],
-      [[4, 3], [halves[0], { ...halves[1], file: null }], true, "the chunks would cover every element once; 6 of 12 elements are in absent files"], [[4, 3], [halves[0]], true, "some elements are not in any chunk (red)"], [[0, 3], [], true, "the tensor has no elements"]];
+      [[4, 3], [halves[0], { ...halves[1], file: null }], true, "the chunks would cover every element once; 6 of 12 elements are missing"], [[4, 3], [halves[0]], true, "some elements are not in any chunk (red)"], [[0, 3], [], true, "the tensor has no elements"]];
     for (const [shape, chunks, isSound, want] of rows) check(of(shape, chunks, isSound) === want, `${JSON.stringify(chunks)}: ${of(shape, chunks, isSound)}`);
   });
   await test("slices cover every element once, and none is larger than asked", async () => {

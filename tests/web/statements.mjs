@@ -294,9 +294,31 @@ async function testFiles(page, made, scratch) {
     const { chunks, shape } = document("inspect", whole, "--include", fqn, "--json").entries[0], product = (list) => list.reduce((x, y) => x * y, 1), away = chunks.filter((c) => c.file === gone);
     await open(page, some);
     await choose(page, fqn);
-    await page.getByText(`${chunks.length} chunks in ${chunks.length} files, ${away.length} of them absent: the chunks would cover every element once; ${away.reduce((n, c) => n + product(c.sizes), 0)} of ${product(shape)} elements are in absent files.`).waitFor();
+    await page.getByText(`${chunks.length} chunks in ${chunks.length} files, ${away.length} of them absent: the chunks would cover every element once; ${away.reduce((n, c) => n + product(c.sizes), 0)} of ${product(shape)} elements are missing.`).waitFor();
     const fills = await page.locator(".map .chunk").evaluateAll((l) => l.map((c) => [c.querySelector("title").textContent.includes("absent"), getComputedStyle(c).fill]));
     check(fills.length === chunks.length && fills.filter(([isAway]) => isAway).length === away.length && fills.every(([isAway, fill]) => isAway === fill.includes("#away")), JSON.stringify(fills));
+  });
+  await test("a chunk that a file does not reach is missing, and no file is absent", async () => {
+    const target = path.join(samples, "broken_dcp_beyond_end"), { chunks, shape } = document("inspect", target, "--include", "weight", "--json").entries[0], product = (list) => list.reduce((x, y) => x * y, 1), [lost] = chunks.filter((c) => c.file === null);
+    await open(page, target);
+    await choose(page, "weight");
+    await page.getByText(`${chunks.length} chunks in ${chunks.length - 1} file, 1 of them missing: the chunks would cover every element once; ${product(lost.sizes)} of ${product(shape)} elements are missing.`).waitFor();
+    await page.getByText("They cannot be read, because 1 chunk is missing.").waitFor();
+    await page.getByRole("button", { name: "Close entry" }).click();
+    await goTo(page, "Files");
+    await page.getByText("1 chunk is missing; Problems says why.").waitFor();
+    await goTo(page, /^Problems/);
+    await page.getByRole("button", { name: /^Check every byte/ }).click();
+    await page.getByText("Every byte that is here was checked.").waitFor();
+    check(!(await page.locator("body").innerText()).includes("absent"), "a file is said to be absent");
+  });
+  await test("a place that JavaScript's numbers cannot hold is not rounded", async () => {
+    const target = path.join(samples, "broken_dcp_huge_offset"), [{ byte_offset: at, message }] = document("validate", target, "--format", "json").findings;
+    check(!Number.isSafeInteger(at) && message.includes("9223372036854775800"), message);
+    await open(page, target);
+    await goTo(page, /^Problems/);
+    await page.locator(".places li", { hasText: message }).waitFor();
+    check(!(await page.locator(".places").innerText()).includes(at.toLocaleString("en-US")), await page.locator(".places").innerText());
   });
   await test("what a file without tensors is", async () => {
     const rowText = async (name) => (await page.locator("[aria-label='File table'] tbody tr", { hasText: name }).locator("td").first().textContent());

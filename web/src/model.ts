@@ -13,7 +13,7 @@ import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
 import { elementsOfSlice, firstSlice, MOST_SLICE } from "./slice";
-import { exactText } from "./text";
+import { absentText, exactText, missingText } from "./text";
 import { troubleOf } from "./trouble";
 
 const FIRST_PROGRESS_MS = 100;
@@ -363,10 +363,10 @@ export class Model {
     if (this.selected === selected) void this.#readAhead(selected);
   }
 
-  /** Returns how many of the absent files hold chunks of a tensor, of A unless the absent files of B are given. */
-  absentOf({ chunks }: TensorDetail, files = this.opened?.overview.absent): number {
-    const absent = new Set(files);
-    return new Set(chunks.filter((c) => c.file === null || absent.has(c.file)).map((c) => c.file)).size;
+  /** Returns what a tensor lacks, or "": the files that are absent, of A unless those of B are given, and chunks without a file. */
+  lackOf({ chunks }: TensorDetail, absent = this.opened?.overview.absent ?? []): string {
+    const files = new Set(chunks.map(({ file }) => file)), missing = chunks.filter(({ file }) => file === null).length, away = absent.filter((name) => files.has(name)).length;
+    return [away && absentText(away), missing && missingText(missing)].filter(Boolean).join(" and ");
   }
 
   /** Reads the first values, and statistics if they were asked for before, where that is little. */
@@ -374,7 +374,7 @@ export class Model {
     const { detail, map } = selected, { opening, opened } = this;
     if (!isDense(detail) || map.map !== undefined || !opening || !opened) return;
     const isRemote = opening.files.some((f) => "url" in f);
-    if (this.absentOf(detail) || detail.bytes > (isRemote ? MOST_REMOTE : MOST_AHEAD)) return;
+    if (this.lackOf(detail) || detail.bytes > (isRemote ? MOST_REMOTE : MOST_AHEAD)) return;
     await this.readSlice(firstSlice(detail.shape), false);
     if (this.selected === selected && this.#wantsTally && !isRemote) await this.tally();
   }

@@ -73,7 +73,7 @@ export function coverageText(detail: TensorDetail, { gaps, overlaps, isExact }: 
   if (gaps.length || overlaps.length) return [gaps.length ? "some elements are not in any chunk (red)" : "", overlaps.length ? "some are in several chunks (orange)" : ""].filter(Boolean).join(", ");
   if (!isExact && !isSound) return "Problems lists holes and overlaps";
   const away = chunks.filter(isAway), lacking = away.reduce((n, c) => n + product(c.sizes), 0), would = away.length ? "would cover" : "cover";
-  return `${chunks.length === 1 ? `it ${would}${away.length ? "" : "s"} every element` : `the chunks ${would} every element once`}${away.length && away.length < chunks.length ? `; ${exactText(lacking)} of ${plural(elements, "element")} are in absent files` : ""}`;
+  return `${chunks.length === 1 ? `it ${would}${away.length ? "" : "s"} every element` : `the chunks ${would} every element once`}${away.length && away.length < chunks.length ? `; ${exactText(lacking)} of ${plural(elements, "element")} are missing` : ""}`;
 }
 
 export function shardMap(shape: readonly number[], chunks: readonly Chunk[]): ShardMap {

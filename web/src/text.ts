@@ -30,6 +30,7 @@ export const shapeText = (shape: readonly number[]): string => shape.length ? sh
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 
 export const absentText = (files: number): string => `${plural(files, "data file")} ${files === 1 ? "is" : "are"} absent`;
+export const missingText = (chunks: number): string => `${plural(chunks, "chunk")} ${chunks === 1 ? "is" : "are"} missing`;
 
 /** Names may contain anything, so characters that are not visible, that look like a space, or that reorder a text, are shown as
  *  escapes. */

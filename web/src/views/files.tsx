@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { fileTerm } from "../filter";
 import type { Model } from "../model";
 import type { FileUse } from "../protocol";
-import { absentText, bytesText, exactText, plural, shortName, visible } from "../text";
+import { absentText, bytesText, exactText, missingText, plural, shortName, visible } from "../text";
 import { useModel, useWidth } from "./hooks";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
@@ -71,7 +71,7 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
     <section class="view" aria-label="Files">
       <p class="quiet">The bytes in use are those of dense tensors and, in a DCP, of all items. The rest of a sound file is headers, metadata, objects and padding. Choose a file to see its tensors.</p>
       {overview && overview.absent.length > 0 && <p class="bad" role="status">{absentText(overview.absent.length)}, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. An absent file has at least the size that the metadata implies.</p>}
-      {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{plural(missing, "chunk")} {missing === 1 ? "is" : "are"} in files that are absent; Problems names them.</p>}
+      {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{missingText(missing)}; Problems says why.</p>}
       <Treemap files={bySize} show={(name) => showFile(fileTerm(name))} />
       <div class="scroll" tabIndex={0} role="region" aria-label="File table">
         <table class="wide">

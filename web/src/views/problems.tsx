@@ -39,7 +39,7 @@ function Place({ finding: { message, file, byte_offset: at, fqn }, show }: { fin
     <li>
       <p class="message">{visible(message)}</p>
       {(file !== undefined || fqn !== undefined) && <p class="quiet">
-        {file !== undefined && <>In {visible(file)}{at !== undefined && <>, at byte {exactText(at)}</>}. </>}
+        {file !== undefined && <>In {visible(file)}{at !== undefined && Number.isSafeInteger(at) && <>, at byte {exactText(at)}</>}. </>}
         {fqn !== undefined && <button type="button" class="link" onClick={() => show(fqn)}>{visible(fqn)}</button>}
       </p>}
     </li>
@@ -94,7 +94,7 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
     : `Metadata, headers and sizes were checked. No problems were found. ${!model.scan ? "Values have not been read." : model.scan.scanned ? `The scan of ${plural(model.scan.scanned, "tensor")} found no NaN and no infinite values.` : "No values could be scanned."}`;
   return (
     <section class="view" aria-label="Problems">
-      {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">Every byte was checked.</p>}
+      {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">{opened?.overview.missing_chunks ? "Every byte that is here was checked." : "Every byte was checked."}</p>}
       <p class="buttons">
         {!opened?.isMetadataOnly && !model.isDeep && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
         {absent === 0 && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}

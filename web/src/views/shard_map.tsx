@@ -16,7 +16,8 @@ const LETTER = 6.6, LINE = 13, DARK_AT = 60;
 
 /** The module's name for what a map computes and no file has. */
 const isComputed = (file: string | null): boolean => /^\ufffdcomputed \d+$/.test(file ?? "");
-const fileText = (file: string | null): string => file === null ? "a file that is absent" : isComputed(file) ? "the result of the map" : visible(file);
+/** A chunk without a file has no place in the files that exist: its file is unknown, or does not reach that far. */
+const fileText = (file: string | null): string => file === null ? "missing" : isComputed(file) ? "the result of the map" : visible(file);
 
 /** Places the files on one ramp of colour, by rank if their names state it: from 0 to 100 %. */
 function rampOf(detail: TensorDetail): Map<string | null, number> {
@@ -69,6 +70,13 @@ function Axes({ detail, dims: [down, across], width, height }: { detail: TensorD
   );
 }
 
+/** Says how many chunks have absent files, and how many have no file. */
+function awayText(chunks: number, absent: number, missing: number): string {
+  const kinds = ([[absent, "absent"], [missing, "missing"]] as const).filter(([n]) => n > 0), [, word] = kinds.length === 1 && absent + missing === chunks ? kinds[0] ?? [] : [];
+  if (word) return chunks === 1 ? `, which is ${word}` : `, all of which are ${word}`;
+  return kinds.map(([n, what], i) => i ? ` and ${exactText(n)} ${what}` : `, ${exactText(n)} of them ${what}`).join("");
+}
+
 /** `of` says whose map it is, if the page shows two. */
 export function ShardMapView({ detail, of }: { detail: TensorDetail; of?: string }): JSX.Element {
   const map = shardMap(detail.shape, detail.chunks);
@@ -84,16 +92,16 @@ export function ShardMapView({ detail, of }: { detail: TensorDetail; of?: string
   const coordinates = chunkCoordinates(detail), ofFile = new Map<string | null, string>(); // a file may hold several chunks
   coordinates?.forEach((text, i) => { const file = detail.chunks[i]?.file; if (file !== undefined) ofFile.set(file, ofFile.has(file) && ofFile.get(file) !== text ? "" : text); });
   const model = useModel(), absent = new Set(model.opened?.overview.absent), isAway = ({ file }: { file: string | null }) => file === null || absent.has(file);
-  const away = detail.chunks.filter(isAway).length, count = plural(detail.chunks.length, "chunk"), named = [...colors.keys()].filter((f) => f !== null && !isComputed(f)).length, computed = detail.chunks.filter(({ file }) => isComputed(file)).length;
+  const missing = detail.chunks.filter(({ file }) => file === null).length, away = awayText(detail.chunks.length, detail.chunks.filter(isAway).length - missing, missing), count = plural(detail.chunks.length, "chunk"), named = [...colors.keys()].filter((f) => f !== null && !isComputed(f)).length, computed = detail.chunks.filter(({ file }) => isComputed(file)).length;
   const isMapped = model.selected?.map.map !== undefined; // its findings are about the checkpoint's own entries
   const isSound = !isMapped && !model.findings?.list.some((f) => f.fqn === detail.fqn && FAULTS.includes(f.rule)) && !FAULTS.some((rule) => model.findings?.unlisted[rule]);
   const state = coverageText(detail, map, isAway, isSound);
-  const places = [computed > 0 && `${computed < detail.chunks.length ? `, ${exactText(computed)} of them` : ","} computed by the map${named ? ", the others" : ""}`, named > 0 && ` in ${plural(named, "file")}`, away > 0 && <strong class="bad">{away < detail.chunks.length ? `, ${exactText(away)} of them absent` : detail.chunks.length === 1 ? ", which is absent" : ", all of which are absent"}</strong>];
+  const places = [computed > 0 && `${computed < detail.chunks.length ? `, ${exactText(computed)} of them` : ","} computed by the map${named ? ", the others" : ""}`, named > 0 && ` in ${plural(named, "file")}`, away && <strong class="bad">{away}</strong>];
   return (
     <section aria-label={of ? `Shard map of ${of}` : "Shard map"}>
       <h3>Shard map</h3>
       <p class="quiet">{count}{places}: {state}.{shownDims}</p>
-      <svg ref={box} class="map" viewBox={`${-left} ${-top} ${all} ${height + top + BOTTOM}`} role="img" aria-label={`${count}${away ? `, ${exactText(away)} absent` : ""}; ${state}`} onPointerLeave={() => point(undefined)}>
+      <svg ref={box} class="map" viewBox={`${-left} ${-top} ${all} ${height + top + BOTTOM}`} role="img" aria-label={`${count}${away}; ${state}`} onPointerLeave={() => point(undefined)}>
         <defs>
           <pattern id="gap" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="gap-back" width="6" height="6" /><rect class="gap-line" width="3" height="6" /></pattern>
           <pattern id="twice" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(-45)"><rect class="twice-line" width="3" height="6" /></pattern>
@@ -108,7 +116,7 @@ export function ShardMapView({ detail, of }: { detail: TensorDetail; of?: string
           const at = coordinates?.[i], isBelow = at !== undefined && place.width > LETTER * (at.length + 1) && place.height > 2.4 * LINE, ink = isAway(chunk) ? "" : t < DARK_AT ? "on-0" : "on-1", middle = place.y + place.height / 2 + 4;
           return (
             <g key={i} class={over === undefined || isOver ? "" : "faint"} onPointerEnter={() => point(chunk.file, i)}>
-              <rect {...place} class={`chunk${isAway(chunk) ? " away" : ""}${isOver ? " over" : ""}`} style={ramp(t, isAway(chunk))}><title>{`${ranges(chunk.offsets, chunk.sizes)}${at === undefined ? "" : ` of ${at}`} in ${fileText(chunk.file)}${chunk.file !== null && isAway(chunk) ? ", which is absent" : ""}`}</title></rect>
+              <rect {...place} class={`chunk${isAway(chunk) ? " away" : ""}${isOver ? " over" : ""}`} style={ramp(t, isAway(chunk))}><title>{`${ranges(chunk.offsets, chunk.sizes)}${at === undefined ? "" : ` of ${at}`}${chunk.file === null ? ", which is missing" : ` in ${fileText(chunk.file)}${isAway(chunk) ? ", which is absent" : ""}`}`}</title></rect>
               {hasRoom && <text class={`rank ${ink}`} x={place.x + place.width / 2} y={isBelow ? middle - LINE / 2 : middle} text-anchor="middle" aria-hidden="true">{rank}</text>}
               {isBelow && <text class={ink} x={place.x + place.width / 2} y={hasRoom ? middle + LINE / 2 : middle} text-anchor="middle" aria-hidden="true">{at}</text>}
             </g>

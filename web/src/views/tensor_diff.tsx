@@ -6,7 +6,7 @@ import { differencesOf, type Differences } from "../differences";
 import { shortText, textsOf, type Elements } from "../elements";
 import { isDense, type Compared, type Detail, type DiffOptions, type Trouble } from "../protocol";
 import { elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
-import { absentText, exactText, realText, shapeText, visible } from "../text";
+import { exactText, realText, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
@@ -48,11 +48,11 @@ export function TensorDiff({ fqn, detail, compared, map }: DiffOf): JSX.Element 
     if (compared.b) void model.client.call("entryOfB", { fqn: compared.other ?? fqn }).then((found) => { if (!isGone && found) setOther(found); }, () => undefined);
     return () => { isGone = true; };
   }, [fqn]);
-  const absent = (isDense(detail) ? model.absentOf(detail) : 0) + (isDense(other) ? model.absentOf(other, model.comparing.comparison?.absent) : 0);
+  const lack = isDense(detail) && model.lackOf(detail) || isDense(other) && model.lackOf(other, model.comparing.comparison?.absent);
   return (
     <>
       <div class="sides"><Side name="A" title={model.opening?.title ?? ""} detail={compared.a ? detail : undefined} /><Side name="B" title={model.comparing.comparison?.title ?? ""} detail={other} /></div>
-      {isDense(detail) && isComparable(compared) && (absent ? <p class="quiet">Their values cannot be compared, because {absentText(absent)}.</p> : <Values fqn={fqn} shape={detail.shape} compared={compared} map={map} />)}
+      {isDense(detail) && isComparable(compared) && (lack ? <p class="quiet">Their values cannot be compared, because {lack}.</p> : <Values fqn={fqn} shape={detail.shape} compared={compared} map={map} />)}
     </>
   );
 }

@@ -1,7 +1,7 @@
 /** Values on demand: a slice of the tensor, and the statistics and the histogram of the whole tensor. */
 import type { JSX } from "preact";
 import type { Tally, TensorDetail } from "../protocol";
-import { absentText, bytesText, exactText, realText } from "../text";
+import { bytesText, exactText, realText } from "../text";
 import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
 import { SliceView } from "./slice";
@@ -32,8 +32,8 @@ function TallyView({ tally }: { tally: Tally }): JSX.Element {
 }
 
 export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
-  const model = useModel(), selected = model.selected, tally = selected?.tally, isWhole = tally !== undefined && tally.byte_done >= tally.byte_total, absent = model.absentOf(detail);
-  if (absent) return <section aria-label="Values"><h3>Values</h3><p class="quiet">They cannot be read, because {absentText(absent)}.</p></section>;
+  const model = useModel(), selected = model.selected, tally = selected?.tally, isWhole = tally !== undefined && tally.byte_done >= tally.byte_total, lack = model.lackOf(detail);
+  if (lack) return <section aria-label="Values"><h3>Values</h3><p class="quiet">They cannot be read, because {lack}.</p></section>;
   return (
     <section aria-label="Values">
       <h3>Values</h3>
