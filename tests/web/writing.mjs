@@ -4,7 +4,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
-import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, takePickers, tessera } from "./files.mjs";
+import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, native, takePickers, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { goTo, showFields } from "./views.mjs";
 
@@ -235,6 +235,27 @@ async function testRefusals(page) {
   });
 }
 
+async function testFaults(page, scratch) {
+  const warning = page.locator("section[aria-label=Save] .bad");
+  for (const [name, why] of [["broken_dcp_truncated", "1 chunk is missing"], ["broken_dcp_hole", "1 tensor has elements that no chunk covers"]]) {
+    await test(`${name}: it is said before writing that this fails unless tensors are left out`, async () => {
+      const target = path.join(samples, name), run = (...options) => spawnSync(native, ["convert", target, path.join(scratch, `${name}.safetensors`), "--objects", "drop", ...options], { encoding: "utf8" });
+      check(run().status === 2, "the command writes it");
+      const { findings } = JSON.parse(spawnSync(native, ["validate", target, "--format", "json"], { encoding: "utf8" }).stdout), [{ fqn }] = findings.filter((f) => f.level === "error");
+      check(run("--exclude", fqn).status === 0, "the command does not write the rest");
+      await open(page, target);
+      await goTo(page, "Convert…");
+      await warning.getByText(`Unless the tensors that Problems names are left out, writing fails, because ${why}.`).waitFor();
+    });
+  }
+  await test("a sound checkpoint is written without a warning", async () => {
+    await open(page, path.join(samples, "dcp_fsdp2"));
+    await goTo(page, "Convert…");
+    await page.locator("section[aria-label=Save] table").waitFor();
+    check(await warning.count() === 0, await warning.allTextContents());
+  });
+}
+
 async function testCancel(page, scratch) {
   if (!fs.existsSync(python)) return skip("a conversion that is cancelled", "there is no .local/venv");
   const large = path.join(scratch, "large.safetensors");
@@ -402,6 +423,7 @@ export async function testWriting({ page, url, broken }) {
     await testMaps(page, scratch);
     await testRefusals(page);
     await testVisits(page);
+    await testFaults(page, scratch);
     await testCancel(page, scratch);
     await testDownloads(page, scratch);
     await test("no writing breaks the page", () => check(broken.length === 0, broken.join("; ")));

@@ -79,7 +79,7 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
           <tbody>
             {bySize.map((f) => (
               <tr key={f.name}>
-                <td class="path"><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "lists the entries" : "has no dense tensors of this checkpoint"}</span>}</td>
+                <td class="path"><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "lists the entries" : missing === 0 && "has no dense tensors of this checkpoint"}</span>}</td>
                 <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
               </tr>
             ))}
