@@ -30,7 +30,7 @@ static const tsr_rule rules[] = {
      "The data file is damaged, or the metadata belongs to another save. The message says what was found."},
     {"dcp/missing-file", TSR_ERROR, "a data file that the metadata names is missing",
      "Copy the whole directory, including the files of every rank."},
-    {"dcp/newer", TSR_WARNING, "the metadata can be loaded only by PyTorch 2.15 and newer",
+    {"dcp/newer", TSR_NOTE, "the metadata can be loaded only by PyTorch 2.15 and newer",
      "The metadata is not damaged. Load the checkpoint with the version that wrote it, or convert it: Tessera writes "
      "metadata that every supported version reads."},
     {"dcp/no-record", TSR_ERROR, "a chunk has no item in storage_data",
