@@ -493,16 +493,22 @@ static tsr_status shards_equal(tsr_shards_equality *equality, const tsr_entry *a
 
 /* ---- rules ---- */
 
+const tsr_shards_rule *tsr_shards_rule_of(const tsr_shards *map, tsr_str fqn)
+{
+    for (uint32_t i = 0; i < map->rule_count; i++)
+        if (tsr_glob_match(map->rules[i].match, fqn)) return &map->rules[i];
+    return NULL;
+}
+
 /* Chooses the rule for a tensor. `out` must not be moved while its rule is used, because the rule may point into it. */
 static tsr_status shards_choose_rule(const tsr_shards *map, const tsr_shards_settings *settings, const tsr_shards_held *held,
                                      tsr_shards_choice *out, tsr_error *err)
 {
     *out = (tsr_shards_choice){.equal_is_enough = !map->family};
     if (map->family) return map->family->choose(settings, held, out, err);
-    for (uint32_t i = 0; i < map->rule_count && !out->known; i++) {
-        out->known = tsr_glob_match(map->rules[i].match, held->fqn);
-        if (out->known) out->rule = map->rules[i];
-    }
+    const tsr_shards_rule *rule = tsr_shards_rule_of(map, held->fqn);
+    out->known = rule;
+    if (rule) out->rule = *rule;
     return TSR_OK;
 }
 
