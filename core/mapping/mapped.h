@@ -149,32 +149,8 @@ tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype
                            tsr_error *err);
 tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err);
 
-/* Computes a run of elements of a SCALED, MXFP4 or NVFP4 file in float32. `input` is memory of 8 bytes per element. */
-tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
-                             tsr_error *err);
-/* The scales that a run of elements needs, in float32. `first` is the index of the first one. */
-typedef struct tsr_scales_read {
-    float *values, *zeros; /* zeros is NULL if there are none */
-    uint64_t first;
-    size_t count, itemsize;
-} tsr_scales_read;
-/* Unpacks pairs of 4-bit numbers into elements of 2 bytes without converting them to float32 first. A scale of one byte has
- * only 16 products, which are computed when the scale first occurs. Zero a tsr_unpacking before its first use, and use it
- * for one file. A run may have at most TSR_UNPACKED_ELEMENTS elements. */
-enum { TSR_UNPACKED_ELEMENTS = 1 << 17, TSR_UNPACKED_INPUT = TSR_UNPACKED_ELEMENTS };
-typedef struct tsr_unpacking {
-    uint64_t tensor; /* the number of the tensor scale that the products contain */
-    bool made[256];  /* by the stored byte of the scale */
-    uint16_t products[256][16];
-    uint16_t zeros[256], overflows[256]; /* which of the 16 products were lost, one bit each */
-    bool lossy;                          /* whether any was */
-    tsr_lossy range;                     /* products that the cast loses; its dtype is set when it is known */
-    uint8_t *input;                      /* TSR_UNPACKED_INPUT bytes, aligned for float */
-} tsr_unpacking;
-/* Whether the file can be unpacked in this way. */
-bool tsr_mapped_unpacks(const tsr_computed *file);
-tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
-                             tsr_cast_losses *losses, tsr_error *err);
+/* mapping_scaled.c: reads bytes of a computed file, by its number among them, that is not a constant. Counts what casts lose. */
+tsr_status tsr_computed_read(tsr_mapped *m, size_t number, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err);
 /* Adds a computed file with one element, which the caller completes. *file receives its number. NULL if memory runs out. */
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
 /* Adds a row with the name, shape and nesting of `like`, and a file whose elements `by` computes; its kind and number of

@@ -1,4 +1,4 @@
-/* Multiplies numbers by their scales when they are read. */
+/* Computes the elements of a mapped checkpoint's files when they are read: casts them, or multiplies numbers by their scales. */
 #include "mapping/mapped.h"
 #include "mapping/mapping_packed.h"
 #include "tessera/read.h"
@@ -7,6 +7,27 @@
 #include "tessera/sys/try.h"
 
 enum { NUMBERS = 256 };
+
+/* The scales that a run of elements needs, in float32. `first` is the index of the first one. */
+typedef struct scales_of_run {
+    float *values, *zeros; /* zeros is NULL if there are none */
+    uint64_t first;
+    size_t count, itemsize;
+} scales_of_run;
+
+/* Unpacks pairs of 4-bit numbers into elements of 2 bytes without converting them to float32 first. A scale of one byte has
+ * only 16 products, which are computed when the scale first occurs. Zero one before its first use, and use it
+ * for one file. A run may have at most UNPACKED_ELEMENTS elements. */
+enum { UNPACKED_ELEMENTS = 1 << 17, UNPACKED_INPUT = UNPACKED_ELEMENTS };
+typedef struct unpacking {
+    uint64_t tensor; /* the number of the tensor scale that the products contain */
+    bool made[256];  /* by the stored byte of the scale */
+    uint16_t products[256][16];
+    uint16_t zeros[256], overflows[256]; /* which of the 16 products were lost, one bit each */
+    bool lossy;                          /* whether any was */
+    tsr_lossy range;                     /* products that the cast loses; its dtype is set when it is known */
+    uint8_t *input;                      /* UNPACKED_INPUT bytes, aligned for float */
+} unpacking;
 
 bool tsr_mapped_is_integer(tsr_dtype dtype)
 {
@@ -141,7 +162,7 @@ static void multiply_row(const tsr_computed *file, uint64_t column, size_t count
     }
 }
 
-static void multiply(const tsr_computed *file, const tsr_run *run, const tsr_scales_read *scales, float *out)
+static void multiply(const tsr_computed *file, const tsr_run *run, const scales_of_run *scales, float *out)
 {
     uint64_t row = run->first / file->columns, column = run->first % file->columns;
     for (uint64_t done = 0, count; done < run->count; done += count, row++, column = 0) {
@@ -152,10 +173,10 @@ static void multiply(const tsr_computed *file, const tsr_run *run, const tsr_sca
     }
 }
 
-static void scales_close(const tsr_mapped *m, const tsr_scales_read *scales);
+static void scales_close(const tsr_mapped *m, const scales_of_run *scales);
 
 /* Reads scales and zeros into memory for both as float32, and for either as it is stored, which is at most 8 bytes each. */
-static tsr_status scales_read(tsr_mapped *m, const tsr_computed *file, const tsr_run *needed, tsr_scales_read *out,
+static tsr_status scales_read(tsr_mapped *m, const tsr_computed *file, const tsr_run *needed, scales_of_run *out,
                               tsr_error *err)
 {
     float *zeros = out->values + out->count;
@@ -169,7 +190,7 @@ static tsr_status scales_read(tsr_mapped *m, const tsr_computed *file, const tsr
     return TSR_OK;
 }
 
-static tsr_status scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out,
+static tsr_status scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, scales_of_run *out,
                               tsr_error *err)
 {
     const uint64_t first = run->first, last = first + run->count - 1, columns = file->columns, begin_row = first / columns,
@@ -179,7 +200,7 @@ static tsr_status scales_open(tsr_mapped *m, const tsr_computed *file, const tsr
     const uint64_t high = scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
     const tsr_run needed = {.first = low, .count = high - low + 1};
     const tsr_allocator *allocator = m->own->host->allocator;
-    *out = (tsr_scales_read){.first = low, .count = (size_t)needed.count, .itemsize = 2 * sizeof(float) + sizeof(int64_t)};
+    *out = (scales_of_run){.first = low, .count = (size_t)needed.count, .itemsize = 2 * sizeof(float) + sizeof(int64_t)};
     out->values = tsr_alloc(allocator, out->count, out->itemsize, err);
     if (!out->values) return TSR_E_NOMEM;
     const tsr_status status = scales_read(m, file, &needed, out, err);
@@ -187,7 +208,7 @@ static tsr_status scales_open(tsr_mapped *m, const tsr_computed *file, const tsr
     return status;
 }
 
-static void scales_close(const tsr_mapped *m, const tsr_scales_read *scales)
+static void scales_close(const tsr_mapped *m, const scales_of_run *scales)
 {
     tsr_free(m->own->host->allocator, scales->values, scales->count, scales->itemsize);
 }
@@ -195,7 +216,7 @@ static void scales_close(const tsr_mapped *m, const tsr_scales_read *scales)
 static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                               tsr_error *err)
 {
-    tsr_scales_read scales;
+    scales_of_run scales;
     TSR_TRY(read_floats(m, file->input, run, input, out, err));
     TSR_TRY(scales_open(m, file, run, &scales, err));
     multiply(file, run, &scales, out);
@@ -265,8 +286,8 @@ static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t 
     return TSR_OK;
 }
 
-/* Reads packed numbers and their scales. `input` has 8 bytes per element, or TSR_UNPACKED_INPUT bytes for at most
- * TSR_UNPACKED_ELEMENTS elements. */
+/* Reads packed numbers and their scales. `input` has 8 bytes per element, or UNPACKED_INPUT bytes for at most
+ * UNPACKED_ELEMENTS elements. */
 static tsr_status read_stored(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, packed_run *out,
                               tsr_error *err)
 {
@@ -309,7 +330,8 @@ static tsr_status read_packed(tsr_mapped *m, const tsr_computed *file, const tsr
     return TSR_OK;
 }
 
-bool tsr_mapped_unpacks(const tsr_computed *file)
+/* Whether the file can be unpacked by tables of 16 products. */
+static bool unpacks(const tsr_computed *file)
 {
     const bool packed = file->kind == TSR_COMPUTED_MXFP4 || file->kind == TSR_COMPUTED_NVFP4;
     return packed && tsr_dtype_size(file->dtype) == sizeof(uint16_t);
@@ -320,7 +342,7 @@ bool tsr_mapped_unpacks(const tsr_computed *file)
 static const volatile uint8_t all_pairs[E2M1_NUMBERS / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
 
 /* Notes which products of a scale the cast lost. */
-static void note_losses(const tsr_computed *file, const float *exact, uint8_t scale, tsr_unpacking *u)
+static void note_losses(const tsr_computed *file, const float *exact, uint8_t scale, unpacking *u)
 {
     tsr_cast_losses all = {.zeros = 0};
     u->zeros[scale] = u->overflows[scale] = 0;
@@ -337,7 +359,7 @@ static void note_losses(const tsr_computed *file, const float *exact, uint8_t sc
 }
 
 /* Computes the products of each scale that occurs for the first time. */
-static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, tsr_unpacking *u,
+static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, unpacking *u,
                                 tsr_error *err)
 {
     const uint64_t tensor = file->tensor_scale ? packed->first / file->tensor_elements : 0;
@@ -381,7 +403,7 @@ void tsr_look_up_pairs(const tsr_host *host, const tsr_pair_groups *groups, uint
     }
 }
 
-static void look_up(const tsr_host *host, const packed_run *run, const tsr_unpacking *u, uint8_t *out)
+static void look_up(const tsr_host *host, const packed_run *run, const unpacking *u, uint8_t *out)
 {
     const uint64_t first_pair = run->first / 2, first_group = run->first / run->group;
     for (uint64_t i = run->first; i < run->end;) {
@@ -403,7 +425,7 @@ static void look_up(const tsr_host *host, const packed_run *run, const tsr_unpac
 }
 
 /* Counts the products of the run that were lost. */
-static void count_losses(const packed_run *run, const tsr_unpacking *u, tsr_cast_losses *losses)
+static void count_losses(const packed_run *run, const unpacking *u, tsr_cast_losses *losses)
 {
     const uint64_t first_pair = run->first / 2, first_group = run->first / run->group;
     for (uint64_t i = run->first; i < run->end; i++) {
@@ -414,8 +436,8 @@ static void count_losses(const packed_run *run, const tsr_unpacking *u, tsr_cast
     }
 }
 
-tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
-                             tsr_cast_losses *losses, tsr_error *err)
+static tsr_status unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, unpacking *u, uint8_t *out,
+                         tsr_cast_losses *losses, tsr_error *err)
 {
     packed_run packed;
     const uint64_t end = run->first + run->count;
@@ -429,8 +451,9 @@ tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_
     return TSR_OK;
 }
 
-tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
-                             tsr_error *err)
+/* Computes a run of elements of a SCALED, MXFP4 or NVFP4 file in float32. `input` is memory of 8 bytes per element. */
+static tsr_status scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
+                         tsr_error *err)
 {
     if (file->kind == TSR_COMPUTED_MXFP4 || file->kind == TSR_COMPUTED_NVFP4)
         return read_packed(m, file, run, input, out, err);
@@ -448,23 +471,24 @@ tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_
  * A table is made when its scale is first needed, by the same conversions that would be made of each element. */
 
 enum {
-    USES = 4,             /* of each product at least, on average */
-    MOST_BYTES = 1 << 20, /* of all tables: they are read out of the second-level cache */
+    PRODUCTS_RUN = 1 << 17, /* the most elements of a run */
+    USES = 4,               /* of each product at least, on average */
+    MOST_BYTES = 1 << 20,   /* of all tables: they are read out of the second-level cache */
 };
 
-struct tsr_products {
+typedef struct product_tables {
     const tsr_allocator *allocator;
     const tsr_computed *file;
     size_t size;             /* of all that follows this */
     uint64_t row;            /* of scales, whose products these are; UINT64_MAX: none yet */
-    uint8_t *input;          /* TSR_PRODUCTS_RUN */
+    uint8_t *input;          /* PRODUCTS_RUN */
     uint8_t *tables;         /* file->scale_columns of NUMBERS products */
     bool *made;              /* file->scale_columns */
     bool *lossy;             /* file->scale_columns: whether a product was lost in the cast */
     tsr_lossy range;         /* products that the cast loses */
     tsr_cast_losses *losses; /* of the current read */
     float numbers[NUMBERS];
-};
+} product_tables;
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -476,8 +500,8 @@ static size_t table_bytes(const tsr_computed *file)
     return NUMBERS * (size_t)tsr_dtype_size(file->dtype);
 }
 
-/* Scaled numbers have one byte each. */
-bool tsr_products_pay(const tsr_computed *file, uint64_t elements)
+/* Whether each product is used so often in a read of `elements` that tables pay. Scaled numbers have one byte each. */
+static bool products_pay(const tsr_computed *file, uint64_t elements)
 {
     const uint32_t itemsize = tsr_dtype_size(file->dtype);
     if (!elements || file->kind != TSR_COMPUTED_SCALED || tsr_dtype_size(file->input->dtype) != 1) return false;
@@ -488,7 +512,7 @@ bool tsr_products_pay(const tsr_computed *file, uint64_t elements)
     return uses >= USES * NUMBERS;
 }
 
-static void fill_numbers(tsr_products *p)
+static void fill_numbers(product_tables *p)
 {
     uint8_t codes[NUMBERS];
     for (unsigned i = 0; i < NUMBERS; i++) codes[i] = (uint8_t)i;
@@ -496,16 +520,17 @@ static void fill_numbers(tsr_products *p)
     else tsr_cast(p->file->input->dtype, TSR_FLOAT32, codes, NUMBERS, (uint8_t *)p->numbers);
 }
 
-tsr_status tsr_products_open(const tsr_mapped *m, const tsr_computed *file, tsr_products **out, tsr_error *err)
+/* For one read of one file, for which they pay. */
+static tsr_status products_open(const tsr_mapped *m, const tsr_computed *file, product_tables **out, tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
     const size_t tables = (size_t)file->scale_columns * table_bytes(file);
-    const size_t size = TSR_PRODUCTS_RUN + tables + 2 * (size_t)file->scale_columns;
-    tsr_products *p = tsr_alloc(allocator, 1, sizeof *p + size, err);
+    const size_t size = PRODUCTS_RUN + tables + 2 * (size_t)file->scale_columns;
+    product_tables *p = tsr_alloc(allocator, 1, sizeof *p + size, err);
     if (!p) return TSR_E_NOMEM;
-    *p = (tsr_products){.allocator = allocator, .file = file, .size = size, .row = UINT64_MAX};
+    *p = (product_tables){.allocator = allocator, .file = file, .size = size, .row = UINT64_MAX};
     p->input = (uint8_t *)(p + 1);
-    p->tables = p->input + TSR_PRODUCTS_RUN;
+    p->tables = p->input + PRODUCTS_RUN;
     p->made = (bool *)(p->tables + tables);
     p->lossy = p->made + file->scale_columns;
     p->range = tsr_lossy_of(TSR_FLOAT32, file->dtype);
@@ -514,13 +539,13 @@ tsr_status tsr_products_open(const tsr_mapped *m, const tsr_computed *file, tsr_
     return TSR_OK;
 }
 
-void tsr_products_close(tsr_products *p)
+static void products_close(product_tables *p)
 {
     if (p) tsr_free(p->allocator, p, 1, sizeof *p + p->size);
 }
 
 /* Where the products of the scale in a column of scales are, which is `scale`, as its zero is `zero`. */
-static const uint8_t *table_of(tsr_products *p, size_t column, const float *zero, float scale)
+static const uint8_t *table_of(product_tables *p, size_t column, const float *zero, float scale)
 {
     uint8_t *table = p->tables + column * table_bytes(p->file);
     if (p->made[column]) return table;
@@ -537,7 +562,8 @@ static const uint8_t *table_of(tsr_products *p, size_t column, const float *zero
 }
 
 /* Counts what the products of these codes lose, for a scale with which some do. */
-static void products_count_losses(const tsr_products *p, const float *zero, float scale, const uint8_t *codes, size_t count)
+static void products_count_losses(const product_tables *p, const float *zero, float scale, const uint8_t *codes,
+                                  size_t count)
 {
     for (size_t i = 0; i < count; i += NUMBERS) {
         float exact[NUMBERS];
@@ -571,7 +597,7 @@ static void products_look_up(uint32_t itemsize, const uint8_t *table, const uint
 }
 
 /* Elements of one row, from `column` on. `scales` and `zeros`: those of the row, from that of the first element on. */
-static void look_up_row(tsr_products *p, uint64_t column, size_t count, const float *scales, const float *zeros,
+static void look_up_row(product_tables *p, uint64_t column, size_t count, const float *scales, const float *zeros,
                         const uint8_t *codes, uint8_t *out)
 {
     const uint64_t width = p->file->block_columns;
@@ -585,7 +611,7 @@ static void look_up_row(tsr_products *p, uint64_t column, size_t count, const fl
     }
 }
 
-static void look_up_run(tsr_products *p, const tsr_run *run, const tsr_scales_read *scales, uint8_t *out)
+static void look_up_run(product_tables *p, const tsr_run *run, const scales_of_run *scales, uint8_t *out)
 {
     const tsr_computed *file = p->file;
     uint64_t row = run->first / file->columns, column = run->first % file->columns;
@@ -600,14 +626,113 @@ static void look_up_run(tsr_products *p, const tsr_run *run, const tsr_scales_re
     }
 }
 
-tsr_status tsr_products_read(tsr_products *p, tsr_mapped *m, const tsr_run *run, uint8_t *out, tsr_cast_losses *losses,
-                             tsr_error *err)
+/* A run of elements of the file, in its dtype. Adds what casts to it lose to *losses. */
+static tsr_status products_read(product_tables *p, tsr_mapped *m, const tsr_run *run, uint8_t *out, tsr_cast_losses *losses,
+                                tsr_error *err)
 {
     p->losses = losses;
-    tsr_scales_read scales;
+    scales_of_run scales;
     TSR_TRY(tsr_read_run(m->own, p->file->input, run, p->input, (size_t)run->count, err));
     TSR_TRY(scales_open(m, p->file, run, &scales, err));
     look_up_run(p, run, &scales, out);
     scales_close(m, &scales);
     return TSR_OK;
+}
+
+/* ---- files ---- */
+
+enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements computed at a time; bytes of the largest element */
+_Static_assert(UNPACKED_INPUT + sizeof(unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the memory of a step");
+enum { RUN_ELEMENTS = 1 << 17 }; /* elements at a time for TSR_COMPUTED_BY */
+
+/* The state of a read of a computed file. */
+typedef struct computing {
+    tsr_mapped *m;
+    const tsr_computed *file;
+    uint8_t *scratch;         /* STEP_ELEMENTS of the largest element, or NULL */
+    unpacking *unpacking;     /* or NULL */
+    product_tables *products; /* or NULL */
+    size_t most;              /* elements to compute at a time */
+    tsr_cast_losses losses;
+} computing;
+
+/* Computes elements of the file in its dtype. */
+static tsr_status compute(computing *c, const tsr_run *run, uint8_t *out, tsr_error *err)
+{
+    const tsr_computed *file = c->file;
+    const size_t count = (size_t)run->count;
+    if (file->kind == TSR_COMPUTED_BY) return file->compute(file->ctx, run->first, count, out, &c->losses, err);
+    if (c->unpacking) return unpack(c->m, file, run, c->unpacking, out, &c->losses, err);
+    if (TSR_PRODUCTS_BUILT && c->products) return products_read(c->products, c->m, run, out, &c->losses, err);
+    if (file->kind == TSR_COMPUTED_CAST) {
+        TSR_TRY(tsr_read_run(c->m->own, file->input, run, c->scratch, count * tsr_dtype_size(file->input->dtype), err));
+        tsr_cast_counted(file->input->dtype, file->dtype, c->scratch, count, out, &c->losses);
+        return TSR_OK;
+    }
+    float *products = (float *)(void *)(c->scratch + STEP_ELEMENTS * LARGEST / 2);
+    TSR_TRY(scaled(c->m, file, run, c->scratch, products, err));
+    tsr_cast_counted(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out, &c->losses);
+    return TSR_OK;
+}
+
+/* Whole elements are made where they belong; only one that is read in part is copied. */
+static tsr_status compute_all(computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    const uint32_t itemsize = tsr_dtype_size(c->file->dtype);
+    while (size) {
+        uint8_t edge[LARGEST];
+        const size_t skip = (size_t)(offset % itemsize), whole = skip ? 0 : size / itemsize;
+        const tsr_run run = {.first = offset / itemsize, .count = !whole ? 1 : whole < c->most ? whole : c->most};
+        TSR_TRY(compute(c, &run, whole ? buffer : edge, err));
+        const size_t made = (size_t)run.count * itemsize - skip, taken = made < size ? made : size;
+        if (!whole) memcpy(buffer, edge + skip, taken);
+        buffer += taken, offset += taken, size -= taken;
+    }
+    return TSR_OK;
+}
+
+/* What a step computes with, in memory of one. */
+static void choose_step(computing *c)
+{
+    c->most = STEP_ELEMENTS;
+    if (!unpacks(c->file)) return;
+    c->unpacking = (unpacking *)(void *)(c->scratch + UNPACKED_INPUT);
+    memset(c->unpacking, 0, sizeof *c->unpacking);
+    c->unpacking->input = c->scratch;
+    c->most = UNPACKED_ELEMENTS;
+}
+
+static tsr_status run_steps(computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    tsr_mapped *m = c->m;
+    const tsr_computed *file = c->file;
+    const tsr_allocator *allocator = m->own->host->allocator;
+    if (file->kind == TSR_COMPUTED_BY) {
+        if (file->most) c->most = file->most;
+        return compute_all(c, offset, buffer, size, err);
+    }
+    if (TSR_PRODUCTS_BUILT && products_pay(file, size / tsr_dtype_size(file->dtype))) {
+        c->most = PRODUCTS_RUN;
+        TSR_TRY(products_open(m, file, &c->products, err));
+    } else {
+        c->scratch = tsr_alloc(allocator, STEP_ELEMENTS, LARGEST, err);
+        if (!c->scratch) return TSR_E_NOMEM;
+        choose_step(c);
+    }
+    const tsr_status status = compute_all(c, offset, buffer, size, err);
+    tsr_free(allocator, c->scratch, STEP_ELEMENTS, LARGEST);
+    if (TSR_PRODUCTS_BUILT) products_close(c->products);
+    return status;
+}
+
+tsr_status tsr_computed_read(tsr_mapped *m, size_t number, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    computing c = {.m = m, .file = (const tsr_computed *)m->computed.items + number, .most = RUN_ELEMENTS};
+    const tsr_status status = run_steps(&c, offset, buffer, size, err);
+    if (c.losses.zeros || c.losses.overflows) {
+        atomic_fetch_add_explicit(&m->losses[number].zeros, c.losses.zeros, memory_order_relaxed);
+        atomic_fetch_add_explicit(&m->losses[number].overflows, c.losses.overflows, memory_order_relaxed);
+        atomic_store_explicit(&m->lossy, true, memory_order_relaxed);
+    }
+    return status;
 }

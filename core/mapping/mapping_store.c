@@ -1,12 +1,9 @@
 /* The store of a mapped checkpoint: the source's files, followed by those that are computed when they are read. */
 #include "mapping/mapped.h"
-#include "mapping/mapping_packed.h"
 #include "tessera/box.h"
-#include "tessera/read.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- entry ---- */
@@ -254,107 +251,11 @@ tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, cons
 
 /* ---- store ---- */
 
-enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements computed at a time; bytes of the largest element */
-_Static_assert(TSR_UNPACKED_INPUT + sizeof(tsr_unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the memory of a step");
-enum { RUN_ELEMENTS = 1 << 17 }; /* elements at a time for TSR_COMPUTED_BY */
-
 typedef struct mapped_store {
     tsr_store base; /* must be first */
     tsr_mapped *mapped;
     tsr_store *inner;
 } mapped_store;
-
-/* The state of a read of a computed file. */
-typedef struct computing {
-    tsr_mapped *m;
-    const tsr_computed *file;
-    uint8_t *scratch;         /* STEP_ELEMENTS of the largest element, or NULL */
-    tsr_unpacking *unpacking; /* or NULL */
-    tsr_products *products;   /* or NULL */
-    size_t most;              /* elements to compute at a time */
-    tsr_cast_losses losses;
-} computing;
-
-/* Computes elements of the file in its dtype. */
-static tsr_status compute(computing *c, const tsr_run *run, uint8_t *out, tsr_error *err)
-{
-    const tsr_computed *file = c->file;
-    const size_t count = (size_t)run->count;
-    if (file->kind == TSR_COMPUTED_BY) return file->compute(file->ctx, run->first, count, out, &c->losses, err);
-    if (c->unpacking) return tsr_mapped_unpack(c->m, file, run, c->unpacking, out, &c->losses, err);
-    if (TSR_PRODUCTS_BUILT && c->products) return tsr_products_read(c->products, c->m, run, out, &c->losses, err);
-    if (file->kind == TSR_COMPUTED_CAST) {
-        TSR_TRY(tsr_read_run(c->m->own, file->input, run, c->scratch, count * tsr_dtype_size(file->input->dtype), err));
-        tsr_cast_counted(file->input->dtype, file->dtype, c->scratch, count, out, &c->losses);
-        return TSR_OK;
-    }
-    float *products = (float *)(void *)(c->scratch + STEP_ELEMENTS * LARGEST / 2);
-    TSR_TRY(tsr_mapped_scaled(c->m, file, run, c->scratch, products, err));
-    tsr_cast_counted(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out, &c->losses);
-    return TSR_OK;
-}
-
-/* Whole elements are made where they belong; only one that is read in part is copied. */
-static tsr_status compute_all(computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
-{
-    const uint32_t itemsize = tsr_dtype_size(c->file->dtype);
-    while (size) {
-        uint8_t edge[LARGEST];
-        const size_t skip = (size_t)(offset % itemsize), whole = skip ? 0 : size / itemsize;
-        const tsr_run run = {.first = offset / itemsize, .count = !whole ? 1 : whole < c->most ? whole : c->most};
-        TSR_TRY(compute(c, &run, whole ? buffer : edge, err));
-        const size_t made = (size_t)run.count * itemsize - skip, taken = made < size ? made : size;
-        if (!whole) memcpy(buffer, edge + skip, taken);
-        buffer += taken, offset += taken, size -= taken;
-    }
-    return TSR_OK;
-}
-
-/* What a step computes with, in memory of one. */
-static void choose_step(computing *c)
-{
-    c->most = STEP_ELEMENTS;
-    if (!tsr_mapped_unpacks(c->file)) return;
-    c->unpacking = (tsr_unpacking *)(void *)(c->scratch + TSR_UNPACKED_INPUT);
-    memset(c->unpacking, 0, sizeof *c->unpacking);
-    c->unpacking->input = c->scratch;
-    c->most = TSR_UNPACKED_ELEMENTS;
-}
-
-static tsr_status run_steps(computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
-{
-    tsr_mapped *m = c->m;
-    const tsr_computed *file = c->file;
-    const tsr_allocator *allocator = m->own->host->allocator;
-    if (file->kind == TSR_COMPUTED_BY) {
-        if (file->most) c->most = file->most;
-        return compute_all(c, offset, buffer, size, err);
-    }
-    if (TSR_PRODUCTS_BUILT && tsr_products_pay(file, size / tsr_dtype_size(file->dtype))) {
-        c->most = TSR_PRODUCTS_RUN;
-        TSR_TRY(tsr_products_open(m, file, &c->products, err));
-    } else {
-        c->scratch = tsr_alloc(allocator, STEP_ELEMENTS, LARGEST, err);
-        if (!c->scratch) return TSR_E_NOMEM;
-        choose_step(c);
-    }
-    const tsr_status status = compute_all(c, offset, buffer, size, err);
-    tsr_free(allocator, c->scratch, STEP_ELEMENTS, LARGEST);
-    if (TSR_PRODUCTS_BUILT) tsr_products_close(c->products);
-    return status;
-}
-
-static tsr_status read_computed(tsr_mapped *m, size_t number, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
-{
-    computing c = {.m = m, .file = (const tsr_computed *)m->computed.items + number, .most = RUN_ELEMENTS};
-    const tsr_status status = run_steps(&c, offset, buffer, size, err);
-    if (c.losses.zeros || c.losses.overflows) {
-        atomic_fetch_add_explicit(&m->losses[number].zeros, c.losses.zeros, memory_order_relaxed);
-        atomic_fetch_add_explicit(&m->losses[number].overflows, c.losses.overflows, memory_order_relaxed);
-        atomic_store_explicit(&m->lossy, true, memory_order_relaxed);
-    }
-    return status;
-}
 
 static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
@@ -362,7 +263,7 @@ static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void
     if (file < s->inner->file_count) return s->inner->read_at(s->inner, file, offset, buffer, size, err);
     const size_t number = file - s->inner->file_count;
     const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + number;
-    if (computed->kind != TSR_COMPUTED_CONSTANT) return read_computed(s->mapped, number, offset, buffer, size, err);
+    if (computed->kind != TSR_COMPUTED_CONSTANT) return tsr_computed_read(s->mapped, number, offset, buffer, size, err);
     memcpy(buffer, computed->constant + offset, size); /* tsr_store_read has compared the range with the file's size */
     return TSR_OK;
 }
