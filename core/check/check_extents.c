@@ -348,10 +348,18 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n
     return TSR_OK;
 }
 
+/* The rank whose share contains this byte. */
+static uint32_t owner_of(const tsr_share *share, uint32_t file, uint64_t byte_offset)
+{
+    uint64_t at = file < share->file_count ? share->file_starts[file] : 0;
+    at = byte_offset < share->byte_total - at ? at + byte_offset : share->byte_total;
+    return (uint32_t)(at / share->byte_step);
+}
+
 static bool is_mine(const check *c, const tsr_extent *extent, uint64_t at)
 {
     const uint64_t from = c->walked ? extent->byte_offset - extent->before : extent->byte_offset + at;
-    return tsr_share_owner(&c->share, extent->file, from) == c->share.comm->rank;
+    return owner_of(&c->share, extent->file, from) == c->share.comm->rank;
 }
 
 /* Items of others are skipped where nothing but this rank's own items is walked. Extents are numbered so that those of an item
@@ -366,7 +374,7 @@ static tsr_status take_item(check *c, const tsr_extent *item, tsr_error *err)
 
 static bool owns(const check *c, uint32_t file, uint64_t byte_offset)
 {
-    return tsr_share_owner(&c->share, file, byte_offset) == c->share.comm->rank;
+    return owner_of(&c->share, file, byte_offset) == c->share.comm->rank;
 }
 
 /* Whether this rank reads something before or after pieces that it reads of a sum. */
@@ -572,16 +580,24 @@ static tsr_status run_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_e
     return TSR_OK;
 }
 
+/* Makes `findings` the list that checks add to, and returns the one that was. The caller owns that one, and the checkpoint the other. */
+static tsr_findings *exchange_findings(tsr_checkpoint *checkpoint, tsr_findings *findings)
+{
+    tsr_findings *before = checkpoint->findings;
+    checkpoint->findings = findings;
+    return before;
+}
+
 static tsr_status take_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
     tsr_share walked = {.found = tsr_findings_new(allocator, 0, err), .orders = tsr_vec_of(allocator, sizeof(uint64_t))};
     if (!walked.found) return TSR_E_NOMEM;
-    tsr_findings *before = tsr_checkpoint_exchange_findings(c->checkpoint, walked.found);
+    tsr_findings *before = exchange_findings(c->checkpoint, walked.found);
     c->walked = &walked;
     const tsr_status status = run_part(c, part, out, err);
     deep_close(c);
-    tsr_checkpoint_exchange_findings(c->checkpoint, before);
+    exchange_findings(c->checkpoint, before);
     tsr_findings_free(walked.found);
     tsr_vec_free(&walked.orders);
     return status;

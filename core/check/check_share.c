@@ -36,13 +36,6 @@ void tsr_share_close(tsr_share *share)
     *share = (tsr_share){.comm = NULL};
 }
 
-uint32_t tsr_share_owner(const tsr_share *share, uint32_t file, uint64_t byte_offset)
-{
-    uint64_t at = file < share->file_count ? share->file_starts[file] : 0;
-    at = byte_offset < share->byte_total - at ? at + byte_offset : share->byte_total;
-    return (uint32_t)(at / share->byte_step);
-}
-
 /* The rank whose share contains `at`, if costs that add up to `total` are divided instead of bytes. */
 uint32_t tsr_share_owner_of_cost(const tsr_share *share, uint64_t at, uint64_t total)
 {

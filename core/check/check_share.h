@@ -36,8 +36,6 @@ tsr_status tsr_share_open(const tsr_store *store, tsr_comm *comm, const tsr_allo
                           tsr_error *err);
 void tsr_share_close(tsr_share *share); /* accepts a zeroed one */
 
-/* The rank whose share contains this byte. */
-uint32_t tsr_share_owner(const tsr_share *share, uint32_t file, uint64_t byte_offset);
 /* The rank that does what begins at `at` of a total cost, if the cost is divided evenly. */
 uint32_t tsr_share_owner_of_cost(const tsr_share *share, uint64_t at, uint64_t total);
 

@@ -228,6 +228,15 @@ static bool fold_built(machine *m, uint32_t id, const object *made, tsr_ref *rec
     return show_sink(m, &parts, id, record);
 }
 
+static tsr_ref make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
+{
+    tsr_vec *objects = &m->pickle->objects;
+    if (!has_room(m, objects, 1)) return TSR_REF_NONE;
+    uint64_t position = (uint64_t)(m->at - m->start) << 2 | (how == TSR_PICKLE_BUILT ? MADE_BY_NEWOBJ : 0);
+    ((object *)objects->items)[objects->count] = (object){callee, args, TSR_REF_NONE, 0, position};
+    return REF(TAG_OBJECT, objects->count++);
+}
+
 static tsr_ref finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
 {
     tsr_pickle *pickle = m->pickle;
@@ -235,7 +244,7 @@ static tsr_ref finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickl
         fail(m, TSR_E_FORMAT, "pickle: opcode %s with arguments that are not a tuple", tsr_pickle_opcode(*m->at));
         return TSR_REF_NONE;
     }
-    tsr_ref made = tsr_pickle_make_object(m, callee, args, how), record;
+    tsr_ref made = make_object(m, callee, args, how), record;
     if (!made) return TSR_REF_NONE;
     if (tag_of(callee) != TAG_GLOBAL) return tsr_pickle_note_odd(m, TSR_PICKLE_ODD_CALL, callee) ? made : TSR_REF_NONE;
     global *g = (global *)pickle->globals.items + index_of(callee);

@@ -185,7 +185,6 @@ tsr_ref tsr_pickle_make_py2_str(machine *m, const uint8_t *data, size_t size); /
 tsr_ref tsr_pickle_make_tuple(machine *m, const tsr_ref *from, size_t count);
 tsr_ref tsr_pickle_make_persistent(machine *m, tsr_ref id);
 tsr_ref tsr_pickle_make_container(machine *m, tag tag_, const tsr_ref *from, size_t count);
-tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
 tsr_ref tsr_pickle_make_global(machine *m, tsr_ref module, tsr_ref name);
 bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *from, size_t count);
 

@@ -184,15 +184,6 @@ bool tsr_pickle_extend(machine *m, tsr_ref target, bool pairs, const tsr_ref *fr
     return false;
 }
 
-tsr_ref tsr_pickle_make_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
-{
-    tsr_vec *objects = &m->pickle->objects;
-    if (!has_room(m, objects, 1)) return TSR_REF_NONE;
-    uint64_t position = (uint64_t)(m->at - m->start) << 2 | (how == TSR_PICKLE_BUILT ? MADE_BY_NEWOBJ : 0);
-    ((object *)objects->items)[objects->count] = (object){callee, args, TSR_REF_NONE, 0, position};
-    return REF(TAG_OBJECT, objects->count++);
-}
-
 static tsr_ref renamed(machine *m, tsr_ref module)
 {
     tsr_str text = tsr_pickle_text(m->pickle, module);

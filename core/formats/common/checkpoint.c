@@ -31,12 +31,6 @@ tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint)
 {
     return checkpoint->findings;
 }
-tsr_findings *tsr_checkpoint_exchange_findings(tsr_checkpoint *checkpoint, tsr_findings *findings)
-{
-    tsr_findings *before = checkpoint->findings;
-    checkpoint->findings = findings;
-    return before;
-}
 const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint)
 {
     return checkpoint->host;

@@ -29,8 +29,6 @@ void tsr_sort_numbered(tsr_numbered_files *files);
 tsr_status tsr_choose_files(tsr_checkpoint *checkpoint, const tsr_numbered_file *files, uint32_t count, tsr_error *err);
 
 bool tsr_has_file(const tsr_store *store, const char *name);
-/* Whether there are files below a directory of the root. */
-bool tsr_has_directory(const tsr_store *store, const char *name);
 /* Whether the root has a file with one of the names, which end with NULL. In a name, '*' stands for a number. */
 bool tsr_has_any(const tsr_store *store, const char *const *names);
 
@@ -87,8 +85,6 @@ bool tsr_number_at_end(tsr_str text, uint64_t *number);
 /* The step in a single component of a path: N of "step=N" anywhere in it, otherwise of "epoch=N", otherwise the number at its end,
  * before ".ckpt". */
 tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step);
-/* The step of a path: that of the last of its components that ends with a number. */
-bool tsr_step_of_path(tsr_str path, uint64_t *step);
 /* The step in the name of a file, without its directories, that is a checkpoint of its own: with .ckpt any number counts, with
  * other endings of checkpoints only one that the name states to be a step. */
 bool tsr_step_of_file(tsr_str name, uint64_t *step);

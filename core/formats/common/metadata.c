@@ -50,14 +50,6 @@ static tsr_status settle(tsr_checkpoint *checkpoint, const tsr_vec *found, uint3
     return TSR_OK;
 }
 
-bool tsr_text_pairs_equal(tsr_text_pairs a, tsr_text_pairs b)
-{
-    bool equal = a.count == b.count;
-    for (size_t i = 0; equal && i < a.count; i++)
-        equal = tsr_str_equal(a.pairs[i].key, b.pairs[i].key) && tsr_str_equal(a.pairs[i].value, b.pairs[i].value);
-    return equal;
-}
-
 tsr_status tsr_metadata_join(tsr_checkpoint *checkpoint, const tsr_text_pairs *lists, uint32_t count, const char *what,
                              tsr_error *err)
 {

@@ -125,16 +125,6 @@ bool tsr_has_file(const tsr_store *store, const char *name)
     return tsr_store_find(store, tsr_str_from(name)) != TSR_NO_FILE;
 }
 
-bool tsr_has_directory(const tsr_store *store, const char *name)
-{
-    const tsr_str wanted = tsr_str_from(name);
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        const tsr_str file = store->files[f].name;
-        if (file.size > wanted.size && file.data[wanted.size] == '/' && tsr_str_starts(file, wanted)) return true;
-    }
-    return false;
-}
-
 bool tsr_has_any(const tsr_store *store, const char *const *names)
 {
     for (; *names; names++) {

@@ -86,17 +86,6 @@ tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step)
     return ends_with_word(before, ranks) ? TSR_STEP_OF_RANK : TSR_STEP_NUMBER;
 }
 
-bool tsr_step_of_path(tsr_str path, uint64_t *step)
-{
-    for (size_t end = path.size; end > 0;) {
-        size_t from = end;
-        while (from > 0 && path.data[from - 1] != '/') from--;
-        if (tsr_step_of_name((tsr_str){path.data + from, end - from}, step) != TSR_STEP_NONE) return true;
-        end = from ? from - 1 : 0;
-    }
-    return false;
-}
-
 bool tsr_step_of_file(tsr_str name, uint64_t *step)
 {
     static const char *const endings[] = {".pt", ".pth", ".pth.tar", ".bin", ".safetensors"};

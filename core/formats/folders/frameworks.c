@@ -235,6 +235,17 @@ static tsr_status mount_numbered(const mounting *m, tsr_source_form form, tsr_st
     return TSR_OK;
 }
 
+/* Whether there are files below a directory of the root. */
+static bool has_directory(const tsr_store *store, const char *name)
+{
+    const tsr_str wanted = tsr_str_from(name);
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str file = store->files[f].name;
+        if (file.size > wanted.size && file.data[wanted.size] == '/' && tsr_str_starts(file, wanted)) return true;
+    }
+    return false;
+}
+
 /* Mounts the part with this number from one of its sources, if that is there. */
 static tsr_status mount_source(mounting *m, const tsr_source *from, unsigned number, tsr_str part, bool *found)
 {
@@ -243,7 +254,7 @@ static tsr_status mount_source(mounting *m, const tsr_source *from, unsigned num
     *found = false;
     if (!name.data) return TSR_E_NOMEM;
     if (from->form == TSR_SOURCE_DCP || from->form == TSR_SOURCE_NAMED) {
-        *found = tsr_has_directory(checkpoint->store, name.data);
+        *found = has_directory(checkpoint->store, name.data);
         if (!*found) return TSR_OK;
         m->in_directories = true;
         TSR_TRY(tsr_part_begin(checkpoint, part, from->form == TSR_SOURCE_NAMED && !number, m->err));
@@ -437,7 +448,7 @@ static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_str directory;
     TSR_TRY(read_latest(checkpoint, &directory, err));
-    const bool is_there = directory.size && tsr_has_directory(checkpoint->store, directory.data);
+    const bool is_there = directory.size && has_directory(checkpoint->store, directory.data);
     if (!is_there || checkpoint->options.part.size) return TSR_OK;
     return tsr_finding_add(
         checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
@@ -572,7 +583,7 @@ static tsr_status is_fsdp(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     (void)err;
-    *is = tsr_has_directory(store, "pytorch_model_fsdp_0") || (!tsr_has_any(store, trainer_files) && has_fsdp_files(store));
+    *is = has_directory(store, "pytorch_model_fsdp_0") || (!tsr_has_any(store, trainer_files) && has_fsdp_files(store));
     return TSR_OK;
 }
 

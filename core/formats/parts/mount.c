@@ -439,6 +439,15 @@ static tsr_status take_missing(tsr_checkpoint *checkpoint, const tsr_mount *moun
     return checkpoint->incomplete.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Whether two lists have the same pairs in the same order. */
+static bool text_pairs_equal(tsr_text_pairs a, tsr_text_pairs b)
+{
+    bool equal = a.count == b.count;
+    for (size_t i = 0; equal && i < a.count; i++)
+        equal = tsr_str_equal(a.pairs[i].key, b.pairs[i].key) && tsr_str_equal(a.pairs[i].value, b.pairs[i].value);
+    return equal;
+}
+
 /* Takes over the pairs of a safetensors checkpoint. A part with several of them has pairs of its own only if theirs are the
  * same. */
 static tsr_status take_metadata(tsr_mounts *mounts, const tsr_catalog *catalog, tsr_error *err)
@@ -453,7 +462,7 @@ static tsr_status take_metadata(tsr_mounts *mounts, const tsr_catalog *catalog, 
     if (part->first_entry == mounts->entries.count) {
         part->metadata = pairs->pairs;
         part->metadata_count = pairs->count;
-    } else if (!tsr_text_pairs_equal(*pairs, (tsr_text_pairs){part->metadata, part->metadata_count})) {
+    } else if (!text_pairs_equal(*pairs, (tsr_text_pairs){part->metadata, part->metadata_count})) {
         part->metadata_count = 0;
     }
     return TSR_OK;

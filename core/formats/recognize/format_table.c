@@ -62,25 +62,3 @@ bool tsr_is_marked(const tsr_store *store)
         if (tsr_directories[i]->marker && tsr_has_file(store, tsr_directories[i]->marker)) return true;
     return false;
 }
-
-bool tsr_is_marker(tsr_str name)
-{
-    for (size_t i = 0; tsr_directories[i]; i++)
-        if (tsr_directories[i]->marker && tsr_str_equal(name, tsr_str_from(tsr_directories[i]->marker))) return true;
-    return false;
-}
-
-bool tsr_ends_in_marker(tsr_str path)
-{
-    for (size_t i = 0; tsr_directories[i]; i++)
-        if (tsr_directories[i]->marker && tsr_str_ends(path, tsr_str_from(tsr_directories[i]->marker))) return true;
-    return false;
-}
-
-const tsr_directory *tsr_data_of(tsr_str path)
-{
-    for (size_t i = 0; tsr_directories[i]; i++)
-        if (tsr_directories[i]->data && tsr_str_ends(path, tsr_str_from(tsr_directories[i]->data)))
-            return tsr_directories[i];
-    return NULL;
-}

@@ -47,6 +47,23 @@ static tsr_status choose_one(const recognizer *r, uint32_t file)
 
 /* ---- files that frameworks write ---- */
 
+/* Whether a name is the marker of a row. */
+static bool is_marker(tsr_str name)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->marker && tsr_str_equal(name, tsr_str_from(tsr_directories[i]->marker))) return true;
+    return false;
+}
+
+/* The row whose data file this is, or NULL. */
+static const tsr_directory *data_of(tsr_str path)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->data && tsr_str_ends(path, tsr_str_from(tsr_directories[i]->data)))
+            return tsr_directories[i];
+    return NULL;
+}
+
 /* Whether the directory, or one directly below it, has files that a framework of the table writes, several of which make up one
  * checkpoint. Deeper paths are ignored, because only some stores list them. */
 static bool has_files_of(const tsr_store *store, const tsr_directory *row)
@@ -55,7 +72,7 @@ static bool has_files_of(const tsr_store *store, const tsr_directory *row)
     for (uint32_t f = 0; f < store->file_count && row->writes; f++) {
         const tsr_str path = store->files[f].name, name = tsr_last_path_part(path);
         if (tsr_is_deeper(path)) continue;
-        if (row->has_others && (tsr_data_of(path) || tsr_is_marker(name))) return false;
+        if (row->has_others && (data_of(path) || is_marker(name))) return false;
         has = has || row->writes(name);
     }
     return has;
@@ -73,7 +90,7 @@ static bool has_marked_below(const tsr_store *store)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str path = store->files[f].name;
-        if (!in_root(path) && !tsr_is_deeper(path) && tsr_is_marker(tsr_last_path_part(path))) return true;
+        if (!in_root(path) && !tsr_is_deeper(path) && is_marker(tsr_last_path_part(path))) return true;
     }
     return false;
 }
@@ -158,7 +175,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
 {
     tsr_content content;
     const tsr_str name = name_at(r, file);
-    const tsr_directory *whole = tsr_data_of(name);
+    const tsr_directory *whole = data_of(name);
     TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
     TSR_FAIL_IF(whole, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), whole->data_is);
     TSR_TRY(choose_one(r, file));
@@ -321,7 +338,7 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
      * index. */
     if (!tsr_str_ends(name, TSR_STR(TSR_INDEX_ENDING))) {
         tsr_content content;
-        if (tsr_data_of(name)) return TSR_OK;
+        if (data_of(name)) return TSR_OK;
         TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
         if (content.foreign && !r->foreign) {
             r->foreign = content.foreign;
@@ -447,6 +464,14 @@ tsr_status tsr_recognize_directory(tsr_checkpoint *checkpoint, const tsr_reader 
     return TSR_OK;
 }
 
+/* Whether a path ends in one. */
+static bool ends_in_marker(tsr_str path)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->marker && tsr_str_ends(path, tsr_str_from(tsr_directories[i]->marker))) return true;
+    return false;
+}
+
 tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
 {
     tsr_store *store = checkpoint->store;
@@ -457,14 +482,14 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
         if (tsr_directories[i]->asked) TSR_TRY(tsr_directories[i]->asked(checkpoint, reader, err));
     if (*reader) return TSR_OK;
     if (store->file_count == 0) return refuse_folder(&r);
-    if (store->primary != TSR_NO_FILE && !tsr_is_marker(store->files[store->primary].name))
+    if (store->primary != TSR_NO_FILE && !is_marker(store->files[store->primary].name))
         return recognize_file(&r, store->primary, reader);
     TSR_TRY(tsr_foreign_form(checkpoint, &foreign, err));
     TSR_FAIL_IF(foreign, err, TSR_E_UNSUPPORTED, "the directory is %s", foreign);
     TSR_TRY(tsr_recognize_directory(checkpoint, reader, err));
     if (*reader) return TSR_OK;
     const uint32_t only = store->file_count > 1 && tsr_foreign_directory(store) ? TSR_NO_FILE : only_file(store);
-    if (only != TSR_NO_FILE && !tsr_ends_in_marker(store->files[only].name)) return recognize_only_file(&r, only, reader);
+    if (only != TSR_NO_FILE && !ends_in_marker(store->files[only].name)) return recognize_only_file(&r, only, reader);
     r.indexes = r.others = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_numbered_file));
     for (size_t c = 0; c < TSR_FILE_KINDS; c++) r.files[c] = r.indexes;
     const tsr_status status = recognize_folder(&r, reader);
@@ -593,7 +618,7 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
         const tsr_str name = inner->files[f].name, rest = {name.data + prefix, name.size - prefix};
         files[f - from] = (tsr_store_file){rest, inner->files[f].size};
         worth = worth || (!memchr(rest.data, '/', rest.size) && tsr_is_checkpoint_name(rest)) ||
-                (!tsr_is_deeper(rest) && tsr_is_marker(tsr_last_path_part(rest))); /* a part in a directory of its own */
+                (!tsr_is_deeper(rest) && is_marker(tsr_last_path_part(rest))); /* a part in a directory of its own */
         deeper = deeper || memchr(rest.data, '/', rest.size);
     }
     *part = (part_store){.base = {.file_count = to - from, .files = files, .primary = TSR_NO_FILE, .read_at = read_part},

@@ -32,12 +32,8 @@ extern const tsr_file_kind tsr_file_kinds[]; /* TSR_FILE_KINDS, then one without
 
 /* Formats whose checkpoints are directories. */
 extern const tsr_directory *const tsr_directories[]; /* ends with NULL */
-/* Whether the root has the marker of a row; whether a name is one, or ends in one. */
+/* Whether the root has the marker of a row. */
 bool tsr_is_marked(const tsr_store *store);
-bool tsr_is_marker(tsr_str name);
-bool tsr_ends_in_marker(tsr_str path);
-/* The row whose data file this is, or NULL. */
-const tsr_directory *tsr_data_of(tsr_str path);
 
 /* A library that could load one of several files of a directory, and the names of a model in the order in which it tries them. */
 enum { TSR_MODEL_NAMES = 4 };

@@ -46,10 +46,22 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
+/* The step of a path: that of the last of its components that ends with a number. */
+static bool step_of_path(tsr_str path, uint64_t *step)
+{
+    for (size_t end = path.size; end > 0;) {
+        size_t from = end;
+        while (from > 0 && path.data[from - 1] != '/') from--;
+        if (tsr_step_of_name((tsr_str){path.data + from, end - from}, step) != TSR_STEP_NONE) return true;
+        end = from ? from - 1 : 0;
+    }
+    return false;
+}
+
 static bool has_step(const void *ctx, tsr_str path)
 {
     uint64_t number;
-    return tsr_step_of_path(path, &number) && number == *(const uint64_t *)ctx;
+    return step_of_path(path, &number) && number == *(const uint64_t *)ctx;
 }
 
 /* Whether `name` consists of whole, consecutive components of the path, such as "step-1" in "outputs/step-1". */
@@ -226,7 +238,7 @@ static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *
         uint64_t number, *last = steps->count ? (uint64_t *)steps->items + steps->count - 1 : NULL;
         while (path.size && path.data[path.size - 1] != '/') path.size--;
         if (path.size) path.size--;
-        if (!tsr_step_of_path(path, &number) || (last && *last == number)) continue;
+        if (!step_of_path(path, &number) || (last && *last == number)) continue;
         uint64_t *step = tsr_vec_push(steps, err);
         if (!step) return TSR_E_NOMEM;
         *step = number;
@@ -262,7 +274,7 @@ static tsr_status report_later(choice *c, tsr_str found)
     tsr_str last = {NULL, 0};
     const tsr_store *store = c->checkpoint->store;
     const tsr_str before = before_step(found);
-    if (!before.size || !tsr_step_of_path(found, &chosen)) return TSR_OK;
+    if (!before.size || !step_of_path(found, &chosen)) return TSR_OK;
     for (uint32_t f = 0; f < store->file_count; f++) {
         tsr_str path = store->files[f].name;
         size_t end = before.size;

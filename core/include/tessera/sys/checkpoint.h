@@ -26,9 +26,6 @@ uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
 /* What documents state if --shards was given and there were no ranks to join. */
 #define TSR_SHARDS_UNUSED "--shards is not used for this checkpoint: its tensors are not plain tensors of several ranks"
 
-/* Makes `findings` the list that checks add to, and returns the one that was. The caller owns that one, and the checkpoint the other. */
-tsr_findings *tsr_checkpoint_exchange_findings(tsr_checkpoint *checkpoint, tsr_findings *findings);
-
 /* What an entry or a mapping of a checkpoint becomes. */
 typedef struct tsr_new_name {
     tsr_str fqn;            /* NULL data: it is left out */
