@@ -1,4 +1,5 @@
-/* Units are groups of small blits, or tiles of large ones. Both are determined by the blits alone.
+/* Divides a work into units, and runs them. Units are groups of small blits, or tiles of large ones. Both are determined by the blits
+ * alone.
  *
  *   blits   [a][b][ c ······························ ][d]
  *   units   [a  b][ c tile 0 ][ c tile 1 ][ c tile 2 ][d] */
@@ -7,14 +8,20 @@
 #include "base/cursor.h"
 #include "layout/chunk_index.h"
 #include "stream/tile_job.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
+#ifndef TSR_UNIT_BYTES /* tests use small ones */
+#define TSR_UNIT_BYTES ((uint64_t)16 << 20)
+#endif
+
 #define BLIT_WEIGHT ((uint64_t)4 << 10) /* the cost of a blit in addition to its bytes */
 
-uint64_t tsr_unit_weight(const tsr_unit *unit)
+/* The weight of a unit when work is divided: small blits are not free. */
+static uint64_t unit_weight(const tsr_unit *unit)
 {
     return unit->bytes + unit->count * BLIT_WEIGHT + unit->delay;
 }
@@ -72,7 +79,7 @@ tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_
             continue;
         }
         const bool is_other = open && unit_bytes == UINT64_MAX && open->file != blit->file;
-        if (!open || is_other || tsr_unit_weight(open) + blit->byte_length + BLIT_WEIGHT > unit_bytes) {
+        if (!open || is_other || unit_weight(open) + blit->byte_length + BLIT_WEIGHT > unit_bytes) {
             open = add_unit(units, &(tsr_unit){.stage = number, .first = (uint32_t)i, .file = blit->file}, err);
             if (!open) return TSR_E_NOMEM;
         }
@@ -98,12 +105,27 @@ static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64
     return TSR_OK;
 }
 
+typedef struct unit_blits {
+    tsr_blit *blits;
+    uint32_t *owners; /* per blit: the index in the stage of the blit that it is, or is part of */
+    size_t count;
+    size_t *ends; /* per lane: where its blits end */
+} unit_blits;
+
+/* Lanes of the units of one stage. */
+typedef struct unit_lanes {
+    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
+    uint64_t unit_bytes;    /* the unit size with which they were divided */
+    const tsr_lane *lanes;
+    size_t count;
+} unit_lanes;
+
 /* State for turning units of a stage into blits. */
 typedef struct unit_expansion {
     const tsr_stage *stage;
     uint64_t unit_bytes;
     tsr_arena *arena;
-    tsr_unit_blits *out;
+    unit_blits *out;
     tsr_error *err;
 } unit_expansion;
 
@@ -130,7 +152,7 @@ static tsr_status add_tiles(const unit_expansion *e, tsr_unit *const *units, siz
 /* Adds the blits of units [units, units + count), which are consecutive. */
 static tsr_status add_blits(const unit_expansion *e, tsr_unit *const *units, size_t count)
 {
-    tsr_unit_blits *out = e->out;
+    unit_blits *out = e->out;
     for (size_t u = 0, used = 1; u < count; u += used, used = 1) {
         const tsr_unit *unit = units[u];
         if (unit->is_tile) TSR_TRY(add_tiles(e, units + u, count - u, &used));
@@ -142,7 +164,8 @@ static tsr_status add_blits(const unit_expansion *e, tsr_unit *const *units, siz
     return TSR_OK;
 }
 
-tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_lanes *lanes, tsr_arena *arena, tsr_unit_blits *out,
+/* The blits of the lanes, lane after lane. Allocated in `arena`. */
+static tsr_status blits_of(const tsr_stage *stage, const unit_lanes *lanes, tsr_arena *arena, unit_blits *out,
                            tsr_error *err)
 {
     const unit_expansion e = {.stage = stage, .unit_bytes = lanes->unit_bytes, .arena = arena, .out = out, .err = err};
@@ -150,9 +173,9 @@ tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_lanes *lanes, tsr_a
     for (size_t i = 0; i < lanes->count; i++) {
         for (size_t u = lanes->lanes[i].first; u < lanes->lanes[i].end; u++) total += lanes->units[u]->count;
     }
-    *out = (tsr_unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
-                            .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
-                            .ends = tsr_arena_array(arena, lanes->count, sizeof *out->ends, err)};
+    *out = (unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
+                        .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
+                        .ends = tsr_arena_array(arena, lanes->count, sizeof *out->ends, err)};
     if (!out->blits || !out->owners || !out->ends) return TSR_E_NOMEM;
     for (size_t i = 0; i < lanes->count; i++) {
         const tsr_lane *lane = &lanes->lanes[i];
@@ -239,7 +262,7 @@ static void conclude_unit(server_finder *f, tsr_unit *unit)
     }
 }
 
-static tsr_status find_servers(server_finder *f, const tsr_unit_blits *of, tsr_unit *units, size_t count, tsr_error *err)
+static tsr_status find_servers(server_finder *f, const unit_blits *of, tsr_unit *units, size_t count, tsr_error *err)
 {
     size_t at = 0;
     for (size_t u = 0; u < count; u++) {
@@ -250,36 +273,39 @@ static tsr_status find_servers(server_finder *f, const tsr_unit_blits *of, tsr_u
 }
 
 /* Makes the blits of all units of the stage. `all` has no units yet. */
-static tsr_status expand(const tsr_stage *stage, const tsr_lanes *all, tsr_unit *units, tsr_arena *arena,
-                         tsr_unit_blits *out, tsr_error *err)
+static tsr_status expand(const tsr_stage *stage, const unit_lanes *all, tsr_unit *units, tsr_arena *arena, unit_blits *out,
+                         tsr_error *err)
 {
     const size_t count = all->lanes->end;
     tsr_unit **list = tsr_arena_array(arena, count, sizeof *list, err);
-    tsr_lanes lanes = *all;
+    unit_lanes lanes = *all;
     if (!list) return TSR_E_NOMEM;
     for (size_t u = 0; u < count; u++) list[u] = &units[u];
     lanes.units = list;
-    return tsr_units_blits(stage, &lanes, arena, out, err);
+    return blits_of(stage, &lanes, arena, out, err);
 }
 
-tsr_status tsr_units_find_servers(const tsr_work *work, const tsr_stage *stage, tsr_unit *units, size_t count,
-                                  tsr_error *err)
+/* Sets `server` and `delay` of the units of a stage. TSR_E_NOMEM. */
+static tsr_status units_find_servers(const tsr_work *work, const tsr_stage *stage, tsr_unit *units, size_t count,
+                                     tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     server_finder f = {.storage = work->options.storage, .arena = arena};
-    tsr_unit_blits of;
+    unit_blits of;
     f.bytes = tsr_arena_array(arena, f.storage->server_count, sizeof *f.bytes, err);
     const tsr_lane all = {0, count};
-    const tsr_lanes lanes = {.unit_bytes = work->unit_bytes, .lanes = &all, .count = 1};
+    const unit_lanes lanes = {.unit_bytes = work->unit_bytes, .lanes = &all, .count = 1};
     tsr_status status = f.bytes ? expand(stage, &lanes, units, arena, &of, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = find_servers(&f, &of, units, count, err);
     tsr_arena_free(arena);
     return status;
 }
 
-tsr_status tsr_units_order(const tsr_work *work, const tsr_stage *stage, tsr_storage_reader part, tsr_unit **units,
-                           size_t count, tsr_error *err)
+/* Orders `count` units of one stage so that a part moves from server to server. Units that the stage's order keeps together
+ * (blit.h) stay first. TSR_E_NOMEM. */
+static tsr_status order_units(const tsr_work *work, const tsr_stage *stage, tsr_storage_reader part, tsr_unit **units,
+                              size_t count, tsr_error *err)
 {
     size_t grouped = 0;
     tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
@@ -287,7 +313,7 @@ tsr_status tsr_units_order(const tsr_work *work, const tsr_stage *stage, tsr_sto
     tsr_unit **old = items ? tsr_arena_array(arena, count, sizeof *old, err) : NULL;
     for (size_t u = 0; old && u < count; u++) {
         old[u] = units[u];
-        items[u] = (tsr_storage_item){units[u]->server, tsr_unit_weight(units[u]), u};
+        items[u] = (tsr_storage_item){units[u]->server, unit_weight(units[u]), u};
     }
     while (grouped < count && units[grouped]->first < stage->order.grouped) grouped++;
     if (old) tsr_storage_order(work->options.storage, part, items, grouped);
@@ -317,7 +343,7 @@ static void store_losses(const tsr_unit *unit, uint8_t *out)
     tsr_store_le(out + 20, unit->first_overflow, 4);
 }
 
-tsr_status tsr_work_put_record(const tsr_work *work, size_t number, tsr_vec *out, tsr_error *err)
+static tsr_status put_record(const tsr_work *work, size_t number, tsr_vec *out, tsr_error *err)
 {
     const tsr_unit *unit = tsr_work_unit(work, number);
     const bool lost = unit->losses.zeros || unit->losses.overflows;
@@ -337,7 +363,7 @@ tsr_status tsr_work_put_record(const tsr_work *work, size_t number, tsr_vec *out
 tsr_status tsr_work_records(const tsr_work *work, tsr_vec *out, tsr_error *err)
 {
     for (size_t u = 0; u < work->units.count; u++) {
-        if (tsr_work_unit(work, u)->done) TSR_TRY(tsr_work_put_record(work, u, out, err));
+        if (tsr_work_unit(work, u)->done) TSR_TRY(put_record(work, u, out, err));
     }
     return TSR_OK;
 }
@@ -392,4 +418,363 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
     }
     if (taken) *taken = whole;
     return TSR_OK;
+}
+
+/* ---- lanes ---- */
+
+static uint32_t group_of(const tsr_stage *stage, const tsr_unit *unit)
+{
+    return tsr_stage_blit(stage, unit->first)->file / stage->order.group_files;
+}
+
+static uint64_t weight_left(tsr_unit *const *units, size_t first, size_t end)
+{
+    uint64_t weight = 0;
+    for (size_t u = first; u < end; u++) weight += units[u]->done ? 0 : unit_weight(units[u]);
+    return weight;
+}
+
+size_t tsr_lanes_cut(const tsr_stage *stage, tsr_unit *const *units, size_t first, size_t end, size_t most, tsr_lane *lanes)
+{
+    size_t count = 1, grouped = first;
+    if (first == end) return 0;
+    while (grouped < end && units[grouped]->first < stage->order.grouped) grouped++;
+    lanes[0] = (tsr_lane){first, grouped};
+    if (grouped > first) return 1;
+    const uint64_t each = weight_left(units, first, end) / most;
+    uint64_t weight = 0;
+    for (size_t u = first; u < end; lanes[count - 1].end = ++u) {
+        const bool other = u > first && group_of(stage, units[u]) != group_of(stage, units[u - 1]);
+        if (other && count < most && weight >= count * each - each / 8) lanes[count++] = (tsr_lane){u, u};
+        weight += units[u]->done ? 0 : unit_weight(units[u]);
+    }
+    return count;
+}
+
+tsr_lane tsr_lane_take(tsr_lane *lane, tsr_unit *const *units, size_t most)
+{
+    while (lane->first < lane->end && units[lane->first]->done) lane->first++;
+    tsr_lane taken = {lane->first, lane->first};
+    while (taken.end < lane->end && taken.end - taken.first < most && !units[taken.end]->done) taken.end++;
+    lane->first = taken.end;
+    return taken;
+}
+
+/* ---- stages ---- */
+
+tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
+    TSR_TRY(work->writer.stage(work->writer.ctx, number, arena, out, err));
+    return tsr_blits_order(catalog, out->blits, out->count, arena, &out->order, err);
+}
+
+static tsr_status cut_stage(tsr_work *work, uint32_t number, tsr_error *err)
+{
+    tsr_stage stage;
+    tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_work_stage(work, number, arena, &stage, err);
+    const size_t before = work->units.count;
+    if (status == TSR_OK) status = tsr_units_cut(&stage, number, work->unit_bytes, &work->units, err);
+    const size_t count = work->units.count - before;
+    if (status == TSR_OK && count && work->options.storage)
+        status = units_find_servers(work, &stage, tsr_work_unit(work, before), count, err);
+    tsr_arena_free(arena);
+    return status;
+}
+
+tsr_status tsr_work_cut(tsr_work *work, tsr_error *err)
+{
+    size_t count = 0;
+    if (!work->unit_bytes) work->unit_bytes = TSR_UNIT_BYTES;
+    for (uint32_t s = 0; s < work->writer.stage_count; s++) TSR_TRY(cut_stage(work, s, err));
+    for (size_t u = 0; u < work->units.count; u++) {
+        work->weight += unit_weight(tsr_work_unit(work, u));
+        count += tsr_work_unit(work, u)->count;
+    }
+    work->crcs = tsr_arena_array(work->job.arena, count, sizeof *work->crcs, err);
+    work->numbers = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *work->numbers, err);
+    if (!work->crcs || !work->numbers) return TSR_E_NOMEM;
+    for (size_t u = 0, at = 0; u < work->units.count; at += tsr_work_unit(work, u++)->count)
+        tsr_work_unit(work, u)->crcs = work->crcs + at;
+    return TSR_OK;
+}
+
+/* ---- parts ---- */
+
+/* The units of a part, [*first, *end). A unit belongs to the part that contains the beginning of the unit's weight, if the parts divide the sum of all weights
+ * evenly. */
+static void work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end)
+{
+    const uint64_t each = work->weight / parts, more = work->weight % parts;
+    const uint64_t from = part * each + (part < more ? part : more);
+    const uint64_t to = part + 1 == parts ? UINT64_MAX : from + each + (part < more);
+    uint64_t at = 0;
+    size_t u = 0;
+    for (; u < work->units.count && at < from; u++) at += unit_weight(tsr_work_unit(work, u));
+    *first = u;
+    for (; u < work->units.count && at < to; u++) at += unit_weight(tsr_work_unit(work, u));
+    *end = u;
+}
+
+uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
+{
+    size_t first, end;
+    uint64_t left = 0;
+    work_part(work, part, parts, &first, &end);
+    for (size_t u = first; u < end; u++) left += !tsr_work_unit(work, u)->done;
+    return left;
+}
+
+/* ---- run ---- */
+
+#ifndef TSR_BATCH_UNITS     /* tests use small ones */
+#define TSR_BATCH_UNITS 64u /* between two entries in the journal: a few seconds of work */
+#endif
+
+#define LANES_A_THREAD 2u /* so that enough lanes are left when one ends early */
+
+/* Units of one stage that are being processed: a few from each lane. */
+typedef struct batch {
+    tsr_work *work;
+    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
+    tsr_sink sink;
+    const tsr_stage *stage;
+    const tsr_lane *lanes;
+    size_t lane_count;
+    unit_blits of;
+} batch;
+
+/* A run over a part, and its progress. */
+typedef struct running {
+    tsr_work *work;
+    tsr_storage_reader part;
+    tsr_unit **units; /* units of the part, in the order in which they are processed */
+    tsr_ring *ring;
+    const tsr_work_journal *journal;
+    tsr_progress progress;
+    uint64_t byte_done, byte_total;
+    size_t units_left;
+    tsr_stage stage; /* the stage that is laid out */
+    size_t most_lanes;
+    tsr_lane *lanes; /* the lanes' remaining units, and the batch: most_lanes each */
+    tsr_lane *taken;
+} running;
+
+static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
+{
+    const running *r = ctx;
+    const tsr_progress *outer = r->work->job.options->progress;
+    (void)byte_total;
+    return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
+}
+
+static bool is_whole(const batch *b, size_t i)
+{
+    return b->of.blits[i].byte_length == b->stage->blits[b->of.owners[i]].byte_length;
+}
+
+static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
+{
+    const batch *b = ctx;
+    if (!is_whole(b, i)) return TSR_OK; /* what follows a divided blit is written at the end */
+    b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
+    return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
+}
+
+/* Adds what casts lost in blit `i` of the unit: while it was written, and while layers below it computed its elements. */
+static void keep_losses(const batch *b, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
+{
+    tsr_checkpoint *checkpoint = b->work->job.checkpoint;
+    const bool listed = !blit->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), blit->entry);
+    const tsr_entry *entry = blit->entry;
+    tsr_cast_losses losses = blit->losses;
+    if (!blit->literal && !listed) entry = tsr_checkpoint_entry(checkpoint, entry->fqn); /* a shard stands for its tensor */
+    if (!blit->literal && entry) tsr_checkpoint_take_losses(checkpoint, entry, &losses);
+    if (losses.zeros && !unit->losses.zeros) unit->first_zero = i;
+    if (losses.overflows && !unit->losses.overflows) unit->first_overflow = i;
+    tsr_cast_losses_add(&unit->losses, losses);
+}
+
+static void keep_sums(const batch *b)
+{
+    size_t at = 0;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
+            tsr_unit *unit = b->units[u];
+            for (uint32_t i = 0; i < unit->count; i++, at++) {
+                unit->crcs[i] = b->of.blits[at].crc;
+                keep_losses(b, unit, i, &b->of.blits[at]);
+            }
+            unit->done = true;
+        }
+    }
+}
+
+static tsr_status append_records(const running *r, const batch *b, tsr_error *err)
+{
+    tsr_output *output = r->work->output;
+    tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
+    tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
+            status = put_record(r->work, (size_t)(b->units[u] - tsr_work_unit(r->work, 0)), &records, err);
+    }
+    if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
+    tsr_vec_free(&records);
+    return status;
+}
+
+/* Processes the units of the first `lane_count` taken lanes, and appends their records to the journal. */
+static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
+{
+    tsr_work *work = r->work;
+    batch b = {.work = work,
+               .units = r->units,
+               .sink = {work->output, work->numbers},
+               .stage = &r->stage,
+               .lanes = r->taken,
+               .lane_count = lane_count};
+    const unit_lanes lanes = {.units = b.units, .unit_bytes = work->unit_bytes, .lanes = b.lanes, .count = lane_count};
+    tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = blits_of(b.stage, &lanes, arena, &b.of, err);
+    for (size_t i = 0; i < b.of.count && status == TSR_OK; i++) b.of.blits[i].file = work->numbers[b.of.blits[i].file];
+    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
+                                .output = work->output,
+                                .ring = r->ring,
+                                .ahead = work->ahead,
+                                .blits = b.of.blits,
+                                .count = b.of.count,
+                                .lane_ends = b.of.ends,
+                                .lane_count = lane_count,
+                                .crc = work->crc,
+                                .progress = &r->progress,
+                                .done = blit_done,
+                                .ctx = &b};
+    if (status == TSR_OK) status = tsr_blits_write(&blits, err);
+    if (status == TSR_OK) keep_sums(&b);
+    tsr_arena_free(arena);
+    for (size_t l = 0; l < lane_count; l++) {
+        r->units_left -= b.lanes[l].end - b.lanes[l].first;
+        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += r->units[u]->bytes;
+    }
+    const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
+    return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
+}
+
+/* Takes up to `each` units from each of the run's lanes. Returns how many lanes had some. */
+static size_t take_batch(running *r, size_t count, size_t each)
+{
+    size_t taken = 0;
+    for (size_t l = 0; l < count; l++) {
+        r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
+        taken += r->taken[taken].first < r->taken[taken].end;
+    }
+    return taken;
+}
+
+/* Whether units are ordered by server. A single process accesses one server after the other in any order. */
+static bool goes_by_server(const running *r)
+{
+    return r->work->options.storage && r->part.readers > 1;
+}
+
+/* Processes units [first, end) of the run, which belong to one stage. */
+static tsr_status run_stage(running *r, size_t first, size_t end, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_work_stage(r->work, r->units[first]->stage, arena, &r->stage, err);
+    if (status == TSR_OK && goes_by_server(r))
+        status = order_units(r->work, &r->stage, r->part, r->units + first, end - first, err);
+    while (first < end && status == TSR_OK) {
+        const size_t count = tsr_lanes_cut(&r->stage, r->units, first, end, r->most_lanes, r->lanes);
+        const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
+        first = r->lanes[count - 1].end;
+        for (size_t taken; status == TSR_OK && (taken = take_batch(r, count, each)) > 0;) status = run_batch(r, taken, err);
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
+/* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
+static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *err)
+{
+    const tsr_allocator *allocator = r->work->host->allocator;
+    TSR_TRY(tsr_ring_new(r->work->host, r->work->job.options->max_memory, &r->ring, err));
+    r->lanes = tsr_alloc(allocator, 2 * r->most_lanes, sizeof *r->lanes, err);
+    r->units = r->lanes ? tsr_alloc(allocator, count ? count : 1, sizeof *r->units, err) : NULL;
+    if (!r->units) return TSR_E_NOMEM;
+    r->taken = r->lanes + r->most_lanes;
+    for (size_t u = 0; u < count; u++) {
+        r->units[u] = tsr_work_unit(r->work, first + u);
+        r->byte_total += r->units[u]->done ? 0 : r->units[u]->bytes;
+        r->units_left += !r->units[u]->done;
+    }
+    return TSR_OK;
+}
+
+static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_lane *range, const tsr_work_journal *journal,
+                            tsr_error *err)
+{
+    const tsr_allocator *allocator = work->host->allocator;
+    const uint32_t threads = tsr_threads(work->host);
+    const size_t count = range->end - range->first;
+    running r = {.work = work, .part = part, .journal = journal};
+    r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */
+    r.progress = (tsr_progress){step, &r};
+    tsr_status status = open_run(&r, range->first, count, err);
+    for (size_t u = 0, end; u < count && status == TSR_OK; u = end) {
+        bool left = false;
+        for (end = u; end < count && r.units[end]->stage == r.units[u]->stage; end++) left |= !r.units[end]->done;
+        if (left) status = run_stage(&r, u, end, err);
+    }
+    tsr_free(allocator, r.units, count ? count : 1, sizeof *r.units);
+    tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
+    tsr_ring_free(r.ring);
+    return status;
+}
+
+tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
+{
+    tsr_lane range;
+    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
+                (unsigned long long)parts);
+    work_part(work, part, parts, &range.first, &range.end);
+    return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
+}
+
+/* Assigns each file to the part in which its first unit begins, if the parts divide the sum of all weights evenly. */
+static void choose_owners(const tsr_work *work, uint64_t parts, uint64_t *owners)
+{
+    const uint64_t each = work->weight / parts + 1;
+    uint64_t at = 0;
+    for (uint32_t f = 0; f < work->conversion.file_count; f++) owners[f] = parts;
+    for (size_t u = 0; u < work->units.count; u++) {
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        if (owners[unit->file] == parts) owners[unit->file] = at / each;
+        at += unit_weight(unit);
+    }
+}
+
+tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err)
+{
+    const size_t count = work->units.count;
+    uint64_t *owners = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *owners, err);
+    bool *were_done = tsr_arena_array(work->job.arena, count, sizeof *were_done, err);
+    if (!owners || !were_done) return TSR_E_NOMEM;
+    choose_owners(work, parts, owners);
+    for (size_t u = 0; u < count; u++) { /* units of other parts are skipped as if they were done */
+        tsr_unit *unit = tsr_work_unit(work, u);
+        were_done[u] = unit->done;
+        unit->done |= owners[unit->file] != part;
+    }
+    const tsr_status status = run_range(work, (tsr_storage_reader){0, 1}, &(tsr_lane){0, count}, NULL, err);
+    for (size_t u = 0; u < count; u++) {
+        tsr_unit *unit = tsr_work_unit(work, u);
+        if (owners[unit->file] != part) unit->done = were_done[u];
+    }
+    return status;
 }

@@ -1,5 +1,5 @@
-/* Makes a work: the container's writer lays everything out, and the stages' blits are divided into units. Processes units in
- * batches, and finishes the output. */
+/* Makes a work: the container's writer lays everything out. Finishes the output once all units are done, and compares it with the
+ * CRCs that the source states. */
 #include <stdlib.h>
 
 #include "check/check_share.h"
@@ -14,49 +14,10 @@
 #include "tessera/sys/plan.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/work.h"
 #include "work/work_parts.h"
 #include "write/blit.h"
 #include "write/dcp_write.h"
-
-/* ---- lanes ---- */
-
-static uint32_t group_of(const tsr_stage *stage, const tsr_unit *unit)
-{
-    return tsr_stage_blit(stage, unit->first)->file / stage->order.group_files;
-}
-
-static uint64_t weight_left(tsr_unit *const *units, size_t first, size_t end)
-{
-    uint64_t weight = 0;
-    for (size_t u = first; u < end; u++) weight += units[u]->done ? 0 : tsr_unit_weight(units[u]);
-    return weight;
-}
-
-size_t tsr_lanes_cut(const tsr_stage *stage, tsr_unit *const *units, size_t first, size_t end, size_t most, tsr_lane *lanes)
-{
-    size_t count = 1, grouped = first;
-    if (first == end) return 0;
-    while (grouped < end && units[grouped]->first < stage->order.grouped) grouped++;
-    lanes[0] = (tsr_lane){first, grouped};
-    if (grouped > first) return 1;
-    const uint64_t each = weight_left(units, first, end) / most;
-    uint64_t weight = 0;
-    for (size_t u = first; u < end; lanes[count - 1].end = ++u) {
-        const bool other = u > first && group_of(stage, units[u]) != group_of(stage, units[u - 1]);
-        if (other && count < most && weight >= count * each - each / 8) lanes[count++] = (tsr_lane){u, u};
-        weight += units[u]->done ? 0 : tsr_unit_weight(units[u]);
-    }
-    return count;
-}
-
-tsr_lane tsr_lane_take(tsr_lane *lane, tsr_unit *const *units, size_t most)
-{
-    while (lane->first < lane->end && units[lane->first]->done) lane->first++;
-    tsr_lane taken = {lane->first, lane->first};
-    while (taken.end < lane->end && taken.end - taken.first < most && !units[taken.end]->done) taken.end++;
-    lane->first = taken.end;
-    return taken;
-}
 
 /* ---- copies ---- */
 
@@ -242,45 +203,6 @@ static tsr_status check_copies(const tsr_work *work, tsr_error *err)
     return status;
 }
 
-/* Lays out a stage in `arena`, and orders its blits. */
-static tsr_status work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
-{
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
-    TSR_TRY(work->writer.stage(work->writer.ctx, number, arena, out, err));
-    return tsr_blits_order(catalog, out->blits, out->count, arena, &out->order, err);
-}
-
-static tsr_status cut_stage(tsr_work *work, uint32_t number, tsr_error *err)
-{
-    tsr_stage stage;
-    tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = work_stage(work, number, arena, &stage, err);
-    const size_t before = work->units.count;
-    if (status == TSR_OK) status = tsr_units_cut(&stage, number, work->unit_bytes, &work->units, err);
-    const size_t count = work->units.count - before;
-    if (status == TSR_OK && count && work->options.storage)
-        status = tsr_units_find_servers(work, &stage, tsr_work_unit(work, before), count, err);
-    tsr_arena_free(arena);
-    return status;
-}
-
-static tsr_status cut_stages(tsr_work *work, tsr_error *err)
-{
-    size_t count = 0;
-    for (uint32_t s = 0; s < work->writer.stage_count; s++) TSR_TRY(cut_stage(work, s, err));
-    for (size_t u = 0; u < work->units.count; u++) {
-        work->weight += tsr_unit_weight(tsr_work_unit(work, u));
-        count += tsr_work_unit(work, u)->count;
-    }
-    work->crcs = tsr_arena_array(work->job.arena, count, sizeof *work->crcs, err);
-    work->numbers = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *work->numbers, err);
-    if (!work->crcs || !work->numbers) return TSR_E_NOMEM;
-    for (size_t u = 0, at = 0; u < work->units.count; at += tsr_work_unit(work, u++)->count)
-        tsr_work_unit(work, u)->crcs = work->crcs + at;
-    return TSR_OK;
-}
-
 tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_convert_options *options, uint32_t generation,
                         tsr_arena *arena, tsr_work **out, tsr_error *err)
 {
@@ -293,12 +215,12 @@ tsr_status tsr_work_new(tsr_checkpoint *checkpoint, const tsr_convert_options *o
                        .options = own,
                        .conversion = {.marker = TSR_NO_FILE},
                        .host = host,
-                       .unit_bytes = own.unit_bytes ? own.unit_bytes : TSR_UNIT_BYTES,
+                       .unit_bytes = own.unit_bytes,
                        .units = tsr_vec_of(host->allocator, sizeof(tsr_unit))};
     tsr_status status = choose_writer(work, own.plan, err);
     work->crc = work->writer.crc || tsr_checkpoint_has_crcs(checkpoint);
     if (status == TSR_OK) status = check_repeats(work, err);
-    if (status == TSR_OK) status = cut_stages(work, err);
+    if (status == TSR_OK) status = tsr_work_cut(work, err);
     if (status == TSR_OK) status = check_copies(work, err);
     if (status == TSR_OK) status = put_objects_aside(&work->job, err);
     if (status == TSR_OK) status = tsr_ahead_new(checkpoint, &work->ahead, err);
@@ -328,30 +250,6 @@ const tsr_conversion *tsr_work_conversion(const tsr_work *work)
 uint64_t tsr_work_units(const tsr_work *work)
 {
     return work->units.count;
-}
-
-/* The units of a part, [*first, *end). A unit belongs to the part that contains the beginning of the unit's weight, if the parts divide the sum of all weights
- * evenly. */
-static void work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end)
-{
-    const uint64_t each = work->weight / parts, more = work->weight % parts;
-    const uint64_t from = part * each + (part < more ? part : more);
-    const uint64_t to = part + 1 == parts ? UINT64_MAX : from + each + (part < more);
-    uint64_t at = 0;
-    size_t u = 0;
-    for (; u < work->units.count && at < from; u++) at += tsr_unit_weight(tsr_work_unit(work, u));
-    *first = u;
-    for (; u < work->units.count && at < to; u++) at += tsr_unit_weight(tsr_work_unit(work, u));
-    *end = u;
-}
-
-uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
-{
-    size_t first, end;
-    uint64_t left = 0;
-    work_part(work, part, parts, &first, &end);
-    for (size_t u = first; u < end; u++) left += !tsr_work_unit(work, u)->done;
-    return left;
 }
 
 /* Forgets what casts lost when tensors were read before they are written, such as to compare them. */
@@ -568,260 +466,6 @@ static tsr_status source_sums_check(const tsr_source_sums *sums, tsr_error *err)
     return TSR_OK;
 }
 
-/* ---- run ---- */
-
-#ifndef TSR_BATCH_UNITS     /* tests use small ones */
-#define TSR_BATCH_UNITS 64u /* between two entries in the journal: a few seconds of work */
-#endif
-
-#define LANES_A_THREAD 2u /* so that enough lanes are left when one ends early */
-
-/* ---- units ---- */
-
-/* Units of one stage that are being processed: a few from each lane. */
-typedef struct batch {
-    tsr_work *work;
-    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
-    tsr_sink sink;
-    const tsr_stage *stage;
-    const tsr_lane *lanes;
-    size_t lane_count;
-    tsr_unit_blits of;
-} batch;
-
-/* A run over a part, and its progress. */
-typedef struct running {
-    tsr_work *work;
-    tsr_storage_reader part;
-    tsr_unit **units; /* units of the part, in the order in which they are processed */
-    tsr_ring *ring;
-    const tsr_work_journal *journal;
-    tsr_progress progress;
-    uint64_t byte_done, byte_total;
-    size_t units_left;
-    tsr_stage stage; /* the stage that is laid out */
-    size_t most_lanes;
-    tsr_lane *lanes; /* the lanes' remaining units, and the batch: most_lanes each */
-    tsr_lane *taken;
-} running;
-
-static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
-{
-    const running *r = ctx;
-    const tsr_progress *outer = r->work->job.options->progress;
-    (void)byte_total;
-    return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
-}
-
-static bool is_whole(const batch *b, size_t i)
-{
-    return b->of.blits[i].byte_length == b->stage->blits[b->of.owners[i]].byte_length;
-}
-
-static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
-{
-    const batch *b = ctx;
-    if (!is_whole(b, i)) return TSR_OK; /* what follows a divided blit is written at the end */
-    b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
-    return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
-}
-
-/* Adds what casts lost in blit `i` of the unit: while it was written, and while layers below it computed its elements. */
-static void keep_losses(const batch *b, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
-{
-    tsr_checkpoint *checkpoint = b->work->job.checkpoint;
-    const bool listed = !blit->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), blit->entry);
-    const tsr_entry *entry = blit->entry;
-    tsr_cast_losses losses = blit->losses;
-    if (!blit->literal && !listed) entry = tsr_checkpoint_entry(checkpoint, entry->fqn); /* a shard stands for its tensor */
-    if (!blit->literal && entry) tsr_checkpoint_take_losses(checkpoint, entry, &losses);
-    if (losses.zeros && !unit->losses.zeros) unit->first_zero = i;
-    if (losses.overflows && !unit->losses.overflows) unit->first_overflow = i;
-    tsr_cast_losses_add(&unit->losses, losses);
-}
-
-static void keep_sums(const batch *b)
-{
-    size_t at = 0;
-    for (size_t l = 0; l < b->lane_count; l++) {
-        for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
-            tsr_unit *unit = b->units[u];
-            for (uint32_t i = 0; i < unit->count; i++, at++) {
-                unit->crcs[i] = b->of.blits[at].crc;
-                keep_losses(b, unit, i, &b->of.blits[at]);
-            }
-            unit->done = true;
-        }
-    }
-}
-
-static tsr_status append_records(const running *r, const batch *b, tsr_error *err)
-{
-    tsr_output *output = r->work->output;
-    tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
-    tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
-    for (size_t l = 0; l < b->lane_count; l++) {
-        for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
-            status = tsr_work_put_record(r->work, (size_t)(b->units[u] - tsr_work_unit(r->work, 0)), &records, err);
-    }
-    if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
-    tsr_vec_free(&records);
-    return status;
-}
-
-/* Processes the units of the first `lane_count` taken lanes, and appends their records to the journal. */
-static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
-{
-    tsr_work *work = r->work;
-    batch b = {.work = work,
-               .units = r->units,
-               .sink = {work->output, work->numbers},
-               .stage = &r->stage,
-               .lanes = r->taken,
-               .lane_count = lane_count};
-    const tsr_lanes lanes = {.units = b.units, .unit_bytes = work->unit_bytes, .lanes = b.lanes, .count = lane_count};
-    tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_units_blits(b.stage, &lanes, arena, &b.of, err);
-    for (size_t i = 0; i < b.of.count && status == TSR_OK; i++) b.of.blits[i].file = work->numbers[b.of.blits[i].file];
-    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
-                                .output = work->output,
-                                .ring = r->ring,
-                                .ahead = work->ahead,
-                                .blits = b.of.blits,
-                                .count = b.of.count,
-                                .lane_ends = b.of.ends,
-                                .lane_count = lane_count,
-                                .crc = work->crc,
-                                .progress = &r->progress,
-                                .done = blit_done,
-                                .ctx = &b};
-    if (status == TSR_OK) status = tsr_blits_write(&blits, err);
-    if (status == TSR_OK) keep_sums(&b);
-    tsr_arena_free(arena);
-    for (size_t l = 0; l < lane_count; l++) {
-        r->units_left -= b.lanes[l].end - b.lanes[l].first;
-        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += r->units[u]->bytes;
-    }
-    const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
-    return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
-}
-
-/* Takes up to `each` units from each of the run's lanes. Returns how many lanes had some. */
-static size_t take_batch(running *r, size_t count, size_t each)
-{
-    size_t taken = 0;
-    for (size_t l = 0; l < count; l++) {
-        r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
-        taken += r->taken[taken].first < r->taken[taken].end;
-    }
-    return taken;
-}
-
-/* Whether units are ordered by server. A single process accesses one server after the other in any order. */
-static bool goes_by_server(const running *r)
-{
-    return r->work->options.storage && r->part.readers > 1;
-}
-
-/* Processes units [first, end) of the run, which belong to one stage. */
-static tsr_status run_stage(running *r, size_t first, size_t end, tsr_error *err)
-{
-    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = work_stage(r->work, r->units[first]->stage, arena, &r->stage, err);
-    if (status == TSR_OK && goes_by_server(r))
-        status = tsr_units_order(r->work, &r->stage, r->part, r->units + first, end - first, err);
-    while (first < end && status == TSR_OK) {
-        const size_t count = tsr_lanes_cut(&r->stage, r->units, first, end, r->most_lanes, r->lanes);
-        const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
-        first = r->lanes[count - 1].end;
-        for (size_t taken; status == TSR_OK && (taken = take_batch(r, count, each)) > 0;) status = run_batch(r, taken, err);
-    }
-    tsr_arena_free(arena);
-    return status;
-}
-
-/* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
-static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *err)
-{
-    const tsr_allocator *allocator = r->work->host->allocator;
-    TSR_TRY(tsr_ring_new(r->work->host, r->work->job.options->max_memory, &r->ring, err));
-    r->lanes = tsr_alloc(allocator, 2 * r->most_lanes, sizeof *r->lanes, err);
-    r->units = r->lanes ? tsr_alloc(allocator, count ? count : 1, sizeof *r->units, err) : NULL;
-    if (!r->units) return TSR_E_NOMEM;
-    r->taken = r->lanes + r->most_lanes;
-    for (size_t u = 0; u < count; u++) {
-        r->units[u] = tsr_work_unit(r->work, first + u);
-        r->byte_total += r->units[u]->done ? 0 : r->units[u]->bytes;
-        r->units_left += !r->units[u]->done;
-    }
-    return TSR_OK;
-}
-
-static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_lane *range, const tsr_work_journal *journal,
-                            tsr_error *err)
-{
-    const tsr_allocator *allocator = work->host->allocator;
-    const uint32_t threads = tsr_threads(work->host);
-    const size_t count = range->end - range->first;
-    running r = {.work = work, .part = part, .journal = journal};
-    r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */
-    r.progress = (tsr_progress){step, &r};
-    tsr_status status = open_run(&r, range->first, count, err);
-    for (size_t u = 0, end; u < count && status == TSR_OK; u = end) {
-        bool left = false;
-        for (end = u; end < count && r.units[end]->stage == r.units[u]->stage; end++) left |= !r.units[end]->done;
-        if (left) status = run_stage(&r, u, end, err);
-    }
-    tsr_free(allocator, r.units, count ? count : 1, sizeof *r.units);
-    tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
-    tsr_ring_free(r.ring);
-    return status;
-}
-
-tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
-{
-    tsr_lane range;
-    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
-                (unsigned long long)parts);
-    work_part(work, part, parts, &range.first, &range.end);
-    return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
-}
-
-/* Assigns each file to the part in which its first unit begins, if the parts divide the sum of all weights evenly. */
-static void choose_owners(const tsr_work *work, uint64_t parts, uint64_t *owners)
-{
-    const uint64_t each = work->weight / parts + 1;
-    uint64_t at = 0;
-    for (uint32_t f = 0; f < work->conversion.file_count; f++) owners[f] = parts;
-    for (size_t u = 0; u < work->units.count; u++) {
-        const tsr_unit *unit = tsr_work_unit(work, u);
-        if (owners[unit->file] == parts) owners[unit->file] = at / each;
-        at += tsr_unit_weight(unit);
-    }
-}
-
-tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err)
-{
-    const size_t count = work->units.count;
-    uint64_t *owners = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *owners, err);
-    bool *were_done = tsr_arena_array(work->job.arena, count, sizeof *were_done, err);
-    if (!owners || !were_done) return TSR_E_NOMEM;
-    choose_owners(work, parts, owners);
-    for (size_t u = 0; u < count; u++) { /* units of other parts are skipped as if they were done */
-        tsr_unit *unit = tsr_work_unit(work, u);
-        were_done[u] = unit->done;
-        unit->done |= owners[unit->file] != part;
-    }
-    const tsr_status status = run_range(work, (tsr_storage_reader){0, 1}, &(tsr_lane){0, count}, NULL, err);
-    for (size_t u = 0; u < count; u++) {
-        tsr_unit *unit = tsr_work_unit(work, u);
-        if (owners[unit->file] != part) unit->done = were_done[u];
-    }
-    return status;
-}
-
 /* ---- finishing ---- */
 
 static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
@@ -873,7 +517,7 @@ static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error
         tsr_stage stage;
         tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
         if (!arena) return TSR_E_NOMEM;
-        tsr_status status = work_stage(work, s, arena, &stage, err);
+        tsr_status status = tsr_work_stage(work, s, arena, &stage, err);
         if (status == TSR_OK) status = finish_stage(work, &stage, first, end, err);
         if (status == TSR_OK && sums) status = source_sums_add(sums, stage.blits, stage.count, err);
         tsr_arena_free(arena);
@@ -910,4 +554,37 @@ tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
     work->conversion.marker = marker < work->conversion.file_count ? work->numbers[marker] : TSR_NO_FILE;
     if (!work->writer.finish) return TSR_OK;
     return work->writer.finish(work->writer.ctx, work->output, &work->conversion.marker, err);
+}
+
+/* ---- a work with a single part ---- */
+
+tsr_container tsr_container_for(tsr_format format)
+{
+    switch (format) {
+    case TSR_FORMAT_DCP: return TSR_TO_DCP;
+    case TSR_FORMAT_MEGATRON_DIST: return TSR_TO_MEGATRON;
+    case TSR_FORMAT_DCP_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS:
+    case TSR_FORMAT_SAFETENSORS_INDEX: return TSR_TO_SAFETENSORS;
+    default: return TSR_TO_TORCH;
+    }
+}
+
+static tsr_status carry_out(tsr_work *work, tsr_output *output, tsr_error *err)
+{
+    TSR_TRY(tsr_work_open(work, output, err));
+    TSR_TRY(tsr_work_run(work, 0, 1, NULL, err));
+    return tsr_work_finish(work, err);
+}
+
+tsr_status tsr_convert(tsr_checkpoint *checkpoint, tsr_output *output, const tsr_convert_options *options, tsr_arena *arena,
+                       tsr_conversion *out, tsr_error *err)
+{
+    tsr_work *work;
+    *out = (tsr_conversion){.marker = TSR_NO_FILE};
+    TSR_TRY(tsr_work_new(checkpoint, options, output ? output->generation : 0, arena, &work, err));
+    const tsr_status status = options->dry_run ? TSR_OK : carry_out(work, output, err);
+    *out = *tsr_work_conversion(work);
+    tsr_work_free(work);
+    return status;
 }

@@ -1,4 +1,4 @@
-/* The state of a work, shared by the code that makes and runs it (work.c), and that divides it and writes its records (units.c). */
+/* The state of a work, shared by the code that makes and finishes it (work.c), and that divides it into units and runs them (units.c). */
 #ifndef TSR_WORK_WORK_PARTS_H
 #define TSR_WORK_WORK_PARTS_H
 
@@ -9,10 +9,6 @@
 #include "write/blit.h"
 
 /* ---- Divides the blits of a stage into units of work. ---- */
-
-#ifndef TSR_UNIT_BYTES /* tests use small ones */
-#define TSR_UNIT_BYTES ((uint64_t)16 << 20)
-#endif
 
 /* Either the whole blits [first, first + count) of the order, or one tile of a blit that is larger than a unit. */
 typedef struct tsr_unit {
@@ -33,9 +29,6 @@ typedef struct tsr_unit {
     uint32_t first_zero, first_overflow;
 } tsr_unit;
 
-/* The weight of a unit when work is divided: small blits are not free. */
-uint64_t tsr_unit_weight(const tsr_unit *unit);
-
 /* Appends the units of a stage, in the stage's order, to a vec of tsr_unit. */
 tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err);
 
@@ -43,25 +36,6 @@ tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_
 typedef struct tsr_lane {
     size_t first, end;
 } tsr_lane;
-
-typedef struct tsr_unit_blits {
-    tsr_blit *blits;
-    uint32_t *owners; /* per blit: the index in the stage of the blit that it is, or is part of */
-    size_t count;
-    size_t *ends; /* per lane: where its blits end */
-} tsr_unit_blits;
-
-/* Lanes of the units of one stage. */
-typedef struct tsr_lanes {
-    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
-    uint64_t unit_bytes;    /* the unit size with which they were divided */
-    const tsr_lane *lanes;
-    size_t count;
-} tsr_lanes;
-
-/* The blits of the lanes, lane after lane. Allocated in `arena`. */
-tsr_status tsr_units_blits(const tsr_stage *stage, const tsr_lanes *lanes, tsr_arena *arena, tsr_unit_blits *out,
-                           tsr_error *err);
 
 struct tsr_work {
     tsr_conversion_job job; /* its `out` is `conversion`, its options are `options` */
@@ -84,19 +58,11 @@ static inline tsr_unit *tsr_work_unit(const tsr_work *work, size_t i)
     return (tsr_unit *)work->units.items + i;
 }
 
-/* Appends the record of a unit. */
-tsr_status tsr_work_put_record(const tsr_work *work, size_t unit, tsr_vec *out, tsr_error *err);
-
-/* Finds the servers of a parallel file system that units read from, and the order in which a part accesses the servers. */
-
-/* Sets `server` and `delay` of the units of a stage. TSR_E_NOMEM. */
-tsr_status tsr_units_find_servers(const tsr_work *work, const tsr_stage *stage, tsr_unit *units, size_t count,
-                                  tsr_error *err);
-
-/* Orders `count` units of one stage so that a part moves from server to server. Units that the stage's order keeps together
- * (blit.h) stay first. TSR_E_NOMEM. */
-tsr_status tsr_units_order(const tsr_work *work, const tsr_stage *stage, tsr_storage_reader part, tsr_unit **units,
-                           size_t count, tsr_error *err);
+/* Lays out a stage in `arena`, and orders its blits. */
+tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
+/* Divides all stages into units, and makes room for what is recorded of them. With a storage, also finds the servers that they read
+ * from. */
+tsr_status tsr_work_cut(tsr_work *work, tsr_error *err);
 
 /* Divides units into lanes that are processed at the same time, so that threads write into different files. */
 
