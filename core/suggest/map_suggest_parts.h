@@ -54,9 +54,6 @@ tsr_status tsr_families_find(const tsr_catalog *catalog, bool tensors, tsr_arena
 void tsr_families_free(tsr_vec *families);
 /* Similarity of two names, from 0. TSR_SAME_NAME or more if one name ends with the whole other one. */
 enum { TSR_SAME_NAME = 1000 };
-/* Finds the first word of parts[index] that no other part has, in the whole's name. Returns where it begins there, or
- * SIZE_MAX if there is no such word. */
-size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *parts, uint32_t count, uint32_t index);
 
 /* map_families.c: collects all pairs whose numbers and shapes fit into a vector of tsr_map_candidate. With `values`,
  * includes those that only values could confirm. */
@@ -92,7 +89,7 @@ typedef struct tsr_fused_search {
     tsr_error *err;
 } tsr_fused_search;
 
-/* map_fused.c: finds the parts of `whole` by comparing values bitwise. */
+/* map_families.c: finds the parts of `whole` by comparing values bitwise. */
 tsr_status tsr_fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found);
 /* Whether the parts together are as large as the whole, so that it needs all of them. */
 bool tsr_joined_fits(const tsr_fused *f);
