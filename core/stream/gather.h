@@ -99,8 +99,6 @@ typedef struct tsr_packed {
  * entry is not a dense tensor; TSR_E_LIMIT for too many dims; TSR_E_FORMAT for a size that is too large or not a whole
  * number of bytes. */
 tsr_status tsr_gather_pack(const tsr_entry *entry, tsr_packed *out, tsr_error *err);
-/* Whether a box is inside the tensor of an entry, and fits a buffer of exactly this size. Errors: TSR_E_USAGE; those of tsr_gather_pack. */
-tsr_status tsr_box_must_fit(const tsr_entry *entry, tsr_box box, size_t buffer_size, tsr_error *err);
 /* Computes where a box of `whole` is in the bytes of `whole` in row-major order. Returns false if it is not contiguous
  * there. */
 bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length);
