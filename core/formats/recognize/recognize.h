@@ -116,11 +116,8 @@ typedef struct tsr_every_step {
 /* The kind of a file by its name in the step; NULL if it is none of these. */
 const tsr_every_step *tsr_in_every_step(tsr_str name);
 
-/* ---- steps.c, latest.c ---- */
+/* ---- latest.c ---- */
 
-/* Sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if there is
- * nothing to choose. Fails as described at tsr_open_options.step, or if reading fails. */
-tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err);
 /* tsr_latest_find; `opens` opens the checkpoints that it looks at. */
 tsr_status tsr_latest_search(tsr_store *store, const tsr_host *host, tsr_open_fn *opens, const tsr_latest_options *options,
                              tsr_arena *arena, tsr_latest *out, tsr_error *err);
