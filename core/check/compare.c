@@ -167,8 +167,8 @@ static tsr_status compare_tiles(const comparison *c, tsr_box box, tsr_ring *ring
         const size_t each = tsr_tile_memory((size_t)tiles.elements * c->a->itemsize);
         TSR_TRY(tsr_ring_job(ring, 2 * each, &item, &memory, err));
         compare_job *job = item;
-        TSR_TRY(on_side("a", tsr_tile_start(&job->a, c->a, &tiles, memory, TSR_NO_POSITION, err), err));
-        TSR_TRY(on_side("b", tsr_tile_start(&job->b, c->b, &tiles, memory + each, TSR_NO_POSITION, err), err));
+        TSR_TRY(on_side("a", tsr_tile_start(&job->a, c->a, &tiles, memory, err), err));
+        TSR_TRY(on_side("b", tsr_tile_start(&job->b, c->b, &tiles, memory + each, err), err));
     }
     return tsr_ring_end(ring, err);
 }

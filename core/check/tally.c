@@ -279,7 +279,7 @@ void tsr_tally_free(tsr_tally *tally)
 static tsr_status add_tile(tsr_tally *tally, tsr_error *err)
 {
     tsr_tile tile;
-    TSR_TRY(tsr_tile_start(&tile, tally->gather, &tally->tiles, tally->memory, TSR_NO_POSITION, err));
+    TSR_TRY(tsr_tile_start(&tile, tally->gather, &tally->tiles, tally->memory, err));
     TSR_TRY(tsr_tile_fill(&tile, err));
     sums_add(&tally->sums, tally->gather->dtype, tile.data, tile.bytes, count_values, &tally->fine);
     tally->byte_done += tile.bytes;

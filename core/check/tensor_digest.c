@@ -305,7 +305,7 @@ static tsr_status digest_tensor(const batch *b, const batch_tensor *t, uint8_t *
     tsr_tiles tiles;
     for (tsr_tiles_start(&tiles, all, elements_of_tile(b->d->ring, t->gather)); !tiles.done; tsr_tiles_next(&tiles)) {
         tsr_tile tile;
-        TSR_TRY(tsr_tile_start(&tile, t->gather, &tiles, memory, TSR_NO_POSITION, err));
+        TSR_TRY(tsr_tile_start(&tile, t->gather, &tiles, memory, err));
         TSR_TRY(tsr_tile_fill(&tile, err));
         t->digest.ops->update(t->digest.state, tile.data, tile.bytes);
     }
@@ -384,7 +384,7 @@ static tsr_status share_tensor(const batch *b, batch_tensor *t, tsr_error *err)
         TSR_TRY(tsr_ring_job(b->d->ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));
         shared_tile *s = job;
         s->of = t;
-        s->status = tsr_tile_start(&s->tile, gather, &tiles, memory, TSR_NO_POSITION, &s->failure);
+        s->status = tsr_tile_start(&s->tile, gather, &tiles, memory, &s->failure);
     }
     return TSR_OK;
 }

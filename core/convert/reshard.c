@@ -241,8 +241,7 @@ static tsr_status write_all(const tsr_stage *stage, const tsr_sink *sink, tsr_er
         for (; at < f->ends[s]; at++) crc = tsr_crc32_join(crc, f->blits[at].crc, f->blits[at].byte_length);
         f->file->blits[s].crc = crc;
     }
-    for (uint32_t i = 0; i <= f->file->storage_count; i++)
-        TSR_TRY(tsr_torch_plan_write_piece(f->file, i, sink, f->file->file, 0, err));
+    for (uint32_t i = 0; i <= f->file->storage_count; i++) TSR_TRY(tsr_torch_plan_write_piece(f->file, i, sink, err));
     return TSR_OK;
 }
 

@@ -58,10 +58,10 @@ tsr_format tsr_entry_format(const tsr_catalog *catalog, uint64_t entry)
     return catalog->format;
 }
 
-/* Finds `word` as a component of a name, from position `from` on. */
-static bool find_component(tsr_str name, tsr_str word, size_t from, size_t *at)
+/* Finds `word` as a component of a name. */
+static bool find_component(tsr_str name, tsr_str word, size_t *at)
 {
-    for (size_t i = from; i + word.size <= name.size; i++) {
+    for (size_t i = 0; i + word.size <= name.size; i++) {
         const char *next = memchr(name.data + i, '.', name.size - i);
         const size_t end = next ? (size_t)(next - name.data) : name.size;
         if (tsr_str_equal((tsr_str){name.data + i, end - i}, word)) {
@@ -109,7 +109,7 @@ static tsr_status read_settings(search *s, const tsr_catalog *catalog)
         size_t at;
         uint32_t number;
         tsr_str option;
-        if (!find_component(entry->fqn, PARAM_GROUPS, 0, &at)) continue;
+        if (!find_component(entry->fqn, PARAM_GROUPS, &at)) continue;
         setting *new = tsr_vec_push(&s->settings, s->err);
         if (!new) return TSR_E_NOMEM;
         const size_t end = at + PARAM_GROUPS.size;
@@ -360,7 +360,7 @@ static tsr_status read_states(search *s, const tsr_catalog *catalog, uint32_t *o
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_str fqn = catalog->entries[i].fqn;
         size_t end = fqn.size, least;
-        if (!find_component(fqn, STATE, 0, &least)) continue;
+        if (!find_component(fqn, STATE, &least)) continue;
         for (least += STATE.size; end >= least; end--) {
             if (end < fqn.size && fqn.data[end] != '.') continue;
             const uint32_t number = tsr_map_get(s->names, (tsr_str){fqn.data, end}, UINT32_MAX);

@@ -277,7 +277,7 @@ tsr_status tsr_group_with_params(const tsr_value *group, const tsr_value *params
     if (!items) return TSR_E_NOMEM;
     for (size_t i = 0; i < group->count; i += 2) {
         items[i] = group->items[i];
-        items[i + 1] = tsr_is_key(group->items[i], "params") ? params : group->items[i + 1];
+        items[i + 1] = tsr_is_params(group->items[i]) ? params : group->items[i + 1];
     }
     *out = tsr_value_items(arena, TSR_VALUE_DICT, items, group->count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
@@ -356,9 +356,9 @@ tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, ts
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-bool tsr_is_key(const tsr_value *key, const char *text)
+bool tsr_is_params(const tsr_value *key)
 {
-    return key->kind == TSR_VALUE_STR && tsr_str_equal(key->text, tsr_str_from(text));
+    return key->kind == TSR_VALUE_STR && tsr_str_equal(key->text, TSR_STR("params"));
 }
 
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b)

@@ -144,7 +144,7 @@ static tsr_status flatten_group(flattening *f, const tsr_value *group, tsr_error
         tsr_str prefix, name;
         TSR_TRY(join(f, TSR_STR("param_groups"), params->items[i], &prefix, err));
         for (size_t k = 0; k < group->count; k += 2) {
-            if (tsr_is_key(group->items[k], "params")) continue;
+            if (tsr_is_params(group->items[k])) continue;
             TSR_TRY(join(f, prefix, group->items[k], &name, err));
             TSR_TRY(put(f, name, group->items[k + 1], err));
         }

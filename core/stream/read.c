@@ -74,11 +74,10 @@ void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at)
     tile->data = tsr_place_for_copy(memory, tsr_gather_position(tile->gather, tile->offsets), write_at);
 }
 
-tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
-                          tsr_error *err)
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, tsr_error *err)
 {
     tsr_tile_set(tile, gather, at);
-    tsr_tile_place(tile, memory, write_at);
+    tsr_tile_place(tile, memory, TSR_NO_POSITION);
     return gather->serial ? tsr_tile_fill(tile, err) : TSR_OK;
 }
 
@@ -102,7 +101,7 @@ static tsr_status tiles_add(const tsr_gather *gather, const tsr_box *box, void *
         void *job;
         uint8_t *memory;
         TSR_TRY(tsr_ring_job(ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));
-        TSR_TRY(tsr_tile_start(job, gather, &tiles, memory, TSR_NO_POSITION, err));
+        TSR_TRY(tsr_tile_start(job, gather, &tiles, memory, err));
         ((tsr_tile *)job)->owner = owner;
     }
     return TSR_OK;

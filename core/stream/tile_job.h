@@ -101,11 +101,10 @@ typedef struct tsr_tile {
  * when `tiles` of them, of tensors as `gather`'s, make one job. */
 size_t tsr_tile_memory(size_t bytes);
 uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles);
-/* Sets a tile up over `memory` of tsr_tile_memory bytes. `write_at` is where in a file its bytes will go, or
- * TSR_NO_POSITION. A tensor that must be read in order is read here and now. */
-tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
-                          tsr_error *err);
-/* The same in two steps, for a tile that is given its memory when it is filled; not for a tensor that must be read in order. */
+/* Sets a tile up over `memory` of tsr_tile_memory bytes. A tensor that must be read in order is read here and now. */
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, tsr_error *err);
+/* The same in two steps, for a tile that is given its memory when it is filled; not for a tensor that must be read in order. `write_at` is
+ * where in a file its bytes will go, or TSR_NO_POSITION. */
 void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at);
 void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at);
 /* Reads the elements, unless that is done. For `fill`. */

@@ -330,14 +330,13 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, uint32_t file, uint64_t base,
-                                      tsr_error *err)
+tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, tsr_error *err)
 {
     uint64_t at;
     tsr_vec piece = tsr_vec_of(tsr_checkpoint_host(plan->checkpoint)->allocator, 1);
     if (i) plan->archive.members[plan->archive.first_storage + i - 1].crc32 = plan->blits[i - 1].crc;
     tsr_status status = tsr_torch_archive_piece(&plan->archive, i, &piece, &at, err);
-    if (status == TSR_OK) status = tsr_sink_write(sink, file, base + at, piece.items, piece.count, err);
+    if (status == TSR_OK) status = tsr_sink_write(sink, plan->file, at, piece.items, piece.count, err);
     tsr_vec_free(&piece);
     return status;
 }
@@ -346,7 +345,7 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const ts
 static tsr_status write_behind(const tsr_stage *stage, size_t i, const tsr_sink *sink, tsr_error *err)
 {
     if (i + 1 == stage->count) return TSR_OK;
-    return tsr_torch_plan_write_piece(stage->ctx, (uint32_t)i + 1, sink, stage->blits[i].file, 0, err);
+    return tsr_torch_plan_write_piece(stage->ctx, (uint32_t)i + 1, sink, err);
 }
 
 static tsr_status write_rest(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
@@ -354,8 +353,8 @@ static tsr_status write_rest(const tsr_stage *stage, const tsr_sink *sink, tsr_e
     tsr_torch_plan *plan = stage->ctx;
     for (uint32_t i = 0; i < plan->storage_count; i++)
         plan->archive.members[plan->archive.first_storage + i].crc32 = plan->blits[i].crc;
-    TSR_TRY(tsr_torch_plan_write_piece(plan, 0, sink, plan->file, 0, err));
-    return plan->storage_count ? tsr_torch_plan_write_piece(plan, plan->storage_count, sink, plan->file, 0, err) : TSR_OK;
+    TSR_TRY(tsr_torch_plan_write_piece(plan, 0, sink, err));
+    return plan->storage_count ? tsr_torch_plan_write_piece(plan, plan->storage_count, sink, err) : TSR_OK;
 }
 
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file)

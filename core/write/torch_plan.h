@@ -49,10 +49,9 @@ uint64_t tsr_torch_plan_room(const tsr_checkpoint *checkpoint);
  * share one again, with their strides; every other tensor gets its own contiguous storage. */
 tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err);
 
-/* Writes piece `i` of the archive (tsr_torch_archive_piece) into file `file` of `sink`, where the archive begins at `base`.
- * The CRCs of the blits before it must be known. */
-tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, uint32_t file, uint64_t base,
-                                      tsr_error *err);
+/* Writes piece `i` of the archive (tsr_torch_archive_piece) into its file (tsr_torch_plan_stage). The CRCs of the blits before it must
+ * be known. */
+tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, tsr_error *err);
 
 /* Makes a laid-out plan a stage with one file, and sets `file` of its blits. */
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file);

@@ -397,7 +397,7 @@ tsr_status tsr_path_tree_open(const char *path, const tsr_host *host, tsr_arena 
     *out = (tsr_path_tree){.files = TSR_ARENA_NEW(arena, tsr_path_tree_files, err)};
     if (!out->files) return TSR_E_NOMEM;
     TSR_TRY(tsr_path_store_open(host, path, &out->files->store, err));
-    const tsr_status status = tsr_trees_of(out->files->store, host, false, &out->files->trees, err);
+    const tsr_status status = tsr_trees_of_part(out->files->store, host, (tsr_str){NULL, 0}, false, &out->files->trees, err);
     if (status != TSR_OK) {
         tsr_path_tree_close(out);
         return status;

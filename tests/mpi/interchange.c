@@ -57,7 +57,7 @@ static tsr_status plan(const char *path, const tsr_mesh *mesh, uint32_t rank, ts
     tsr_trees trees;
     const tsr_value *root;
     TSR_TRY(tsr_path_store_open(tsr_state_dict_host(dict), path, &store, err));
-    tsr_status status = tsr_trees_of(store, tsr_state_dict_host(dict), false, &trees, err);
+    tsr_status status = tsr_trees_of_part(store, tsr_state_dict_host(dict), (tsr_str){NULL, 0}, false, &trees, err);
     if (status == TSR_OK) {
         status = plan_value(trees.roots[0], mesh, rank, dict, &root, err);
         if (status == TSR_OK) tsr_state_dict_set_root(dict, root);

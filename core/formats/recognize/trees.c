@@ -236,11 +236,6 @@ tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str par
     return status;
 }
 
-tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err)
-{
-    return tsr_trees_of_part(store, host, (tsr_str){NULL, 0}, located, out, err);
-}
-
 void tsr_trees_close(tsr_trees *trees)
 {
     tsr_store *padded = trees->raw && trees->checkpoint ? trees->checkpoint->store : NULL;

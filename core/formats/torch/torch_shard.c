@@ -369,11 +369,11 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
     return TSR_OK;
 }
 
-static tsr_status say(tsr_torch_build *build, const char *rule, tsr_ref at, const char *what, tsr_error *err)
+static tsr_status say(tsr_torch_build *build, tsr_ref at, const char *what, tsr_error *err)
 {
     if (!build->findings) return TSR_OK;
     tsr_place place = {build->file_name, tsr_torch_position(build, at), {NULL, 0}};
-    return tsr_finding_add(build->findings, rule, place, err, "%s", what);
+    return tsr_finding_add(build->findings, "torch/dtensor", place, err, "%s", what);
 }
 
 static tsr_str mesh_text(tsr_torch_build *build, tsr_ref holder, const mesh *of, tsr_error *err)
@@ -472,17 +472,14 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     TSR_TRY(start_global(build, wrapper, &dense, err));
     TSR_TRY(read_mesh(build, holder, &on, &known, err));
     if (!known || !read_placements(pickle, spec, dense->entry.ndim, &on))
-        return say(build, "torch/dtensor", wrapper, "a DTensor whose mesh or placements have an unknown form", err);
+        return say(build, wrapper, "a DTensor whose mesh or placements have an unknown form", err);
     for (uint32_t i = 0; i < on.dims; i++)
         if (on.placements[i].id == TSR_TORCH_PARTIAL)
-            return say(build, "torch/dtensor", wrapper,
-                       "a DTensor with partial values, which are not the values of the tensor", err);
+            return say(build, wrapper, "a DTensor with partial values, which are not the values of the tensor", err);
     uint64_t held, elements;
     tsr_entry_elements(&local->entry, &held); /* checked when it was made */
-    if (!tsr_entry_elements(&dense->entry, &elements))
-        return say(build, "torch/dtensor", wrapper, "a DTensor of impossible size", err);
-    if (!on.placed && held)
-        return say(build, "torch/dtensor", wrapper, "a DTensor that does not state which rank's shard it is", err);
+    if (!tsr_entry_elements(&dense->entry, &elements)) return say(build, wrapper, "a DTensor of impossible size", err);
+    if (!on.placed && held) return say(build, wrapper, "a DTensor that does not state which rank's shard it is", err);
     cuts *runs = tsr_arena_array(build->arena, dense->entry.ndim, sizeof *runs, err);
     if (!runs) return TSR_E_NOMEM;
     bool fits = true;
@@ -490,13 +487,10 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
         TSR_TRY(cut_all(build, &on, (tsr_shape){dense->entry.ndim, dense->entry.shape}, runs, err));
         fits = fit(runs, &dense->entry, &local->entry);
     }
-    if (!fits)
-        return say(build, "torch/dtensor", wrapper,
-                   "a DTensor whose local tensor does not match its placements on this rank", err);
+    if (!fits) return say(build, wrapper, "a DTensor whose local tensor does not match its placements on this rank", err);
     for (uint32_t d = 0; d < dense->entry.ndim && held && local->storage == UINT32_MAX; d++)
         if (runs[d].count > 1)
-            return say(build, "torch/dtensor", wrapper,
-                       "a DTensor whose local tensor is a tensor subclass and in more than one box", err);
+            return say(build, wrapper, "a DTensor whose local tensor is a tensor subclass and in more than one box", err);
     TSR_TRY(describe(build, holder, &on, &dense->entry, err));
     dense->entry.storage_id = local->entry.storage_id;
     dense->entry.is_parameter = local->entry.is_parameter;

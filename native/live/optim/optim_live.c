@@ -136,7 +136,7 @@ static tsr_status put_options(splitting *s, uint32_t group, tsr_tree *dict, tsr_
     for (size_t g = 0; g < s->saved->groups->count; g++) {
         const tsr_value *saved = s->saved->groups->items[g];
         for (size_t k = 0; s->target[g] == group && k < saved->count; k += 2) {
-            if (!tsr_is_key(saved->items[k], "params")) TSR_TRY(set_option(dict, saved->items[k], saved->items[k + 1], err));
+            if (!tsr_is_params(saved->items[k])) TSR_TRY(set_option(dict, saved->items[k], saved->items[k + 1], err));
         }
     }
     return TSR_OK;

@@ -113,7 +113,7 @@ tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, t
  * Example:
  *
  *     tsr_trees trees = {0};
- *     status = tsr_trees_of(store, host, false, &trees, &err);
+ *     status = tsr_trees_of_part(store, host, (tsr_str){NULL, 0}, false, &trees, &err);
  *     if (status == TSR_OK) printf("%zu keys at the root\n", tsr_value_pairs(trees.roots[0]));
  *     tsr_trees_close(&trees); */
 
@@ -131,12 +131,10 @@ typedef struct tsr_trees {
 tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out,
                           tsr_error *err);
 
-/* The single tree of the checkpoint in `store`, whatever its format. For a torch.save file it is the pickled value itself,
+/* The single tree of the checkpoint in `store`, or of a part of it (tsr_open_options.part; NULL data: all of it), whatever its format. For a torch.save file it is the pickled value itself,
  * as above; for other formats it is the nested state dict that the entries' paths describe, without empty containers. Their
  * chunks have to be located through `checkpoint`. With `located` that is done here (for DCP by looking into every item), and
  * the tree is also `raw`. Errors as tsr_checkpoint_open and tsr_checkpoint_locate. */
-tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err);
-/* The same for a part of the checkpoint (tsr_open_options.part), or, with NULL data, for all of it. */
 tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out,
                              tsr_error *err);
 void tsr_trees_close(tsr_trees *trees); /* accepts a zeroed one */

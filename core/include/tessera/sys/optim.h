@@ -73,7 +73,8 @@ tsr_str tsr_shape_brief(uint32_t ndim, const uint64_t *shape, tsr_arena *arena);
 /* A key as text: a string itself, an int in decimal, True, False, or None. For any other key, the text is NULL and the
  * status TSR_E_UNSUPPORTED. */
 tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
-bool tsr_is_key(const tsr_value *key, const char *text);
+/* Whether a key of a param group is "params". */
+bool tsr_is_params(const tsr_value *key);
 /* Whether two keys are equal strings, or equal ints. */
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b);
 
