@@ -312,7 +312,7 @@ static void test_statedict_rows__D7_broadcast(void **state)
     run_cases("broadcast", broadcast, true);
 }
 
-/* Extra state of a module: PyTorch sends such values as they are, including tensors inside them. */
+/* Extra state of a module: PyTorch sends such values as they are, including tensors inside them; a bytearray stays one. */
 static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
 {
     static const uint64_t shape[] = {2, 1}, none[] = {0};
@@ -327,7 +327,11 @@ static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(tsr_state_dict_new(&host, &out, err));
     tsr_arena *arena = tsr_state_dict_arena(in);
     for (size_t i = 0; i < 2; i++) TSR_TRY(tsr_state_dict_tensor(in, &tensors[i], &values[i], err));
-    const tsr_value *extra = tsr_value_dict(arena, 2, "at", values[0], "empty", values[1]);
+    tsr_value *bytes = tsr_value_str(arena, TSR_STR("\x07\x09"), err);
+    if (!bytes) return TSR_E_NOMEM;
+    bytes->kind = TSR_VALUE_BYTES;
+    bytes->variant = TSR_VARIANT_BYTEARRAY;
+    const tsr_value *extra = tsr_value_dict(arena, 3, "at", values[0], "empty", values[1], "bytes", bytes);
     const tsr_value *local = tsr_value_dict(arena, 1, "extra", tsr_value_int(arena, 0, err));
     tsr_status status =
         tsr_state_dict_broadcast(comm->rank ? NULL : tsr_value_dict(arena, 1, "extra", extra), local, comm, NULL, out, err);
@@ -337,9 +341,12 @@ static tsr_status broadcast_nested(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_tensor *empty = got ? tsr_tensor_of(tsr_value_get(got, TSR_STR("empty"))) : NULL;
     const bool same = at && at->entry.ndim == 2 && at->entry.shape[0] == 2 && ((float *)at->data)[0] == 1.5f &&
                       ((float *)at->data)[1] == -2.0f && empty && !empty->meta && empty->entry.dtype == TSR_INT64;
+    const tsr_value *had = got ? tsr_value_get(got, TSR_STR("bytes")) : NULL;
+    const bool kept = had && had->kind == TSR_VALUE_BYTES && had->variant == TSR_VARIANT_BYTEARRAY &&
+                      tsr_str_equal(had->text, TSR_STR("\x07\x09"));
     tsr_state_dict_free(out);
     tsr_state_dict_free(in);
-    if (status == TSR_OK) NEED(same);
+    if (status == TSR_OK) NEED(same && kept);
     return status;
 }
 

@@ -83,7 +83,7 @@ OUTSIDE = {
     "native/live/tensor": {"native/io"},
     "native/live/transfer": {"native/io", "native/live/tensor"},
     "native/live/ops": {"native/live/tensor", "native/live/transfer"},
-    "native/live/optim": set(),
+    "native/live/optim": {"native/live/tensor"},
     "native/live/saveload": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops"))},
     "native/live/fsdp": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops"))},
     "native/live/model": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops", "fsdp"))},

@@ -95,13 +95,13 @@ static tsr_status pack_unmatched(setting *s, tsr_vec *packed, tsr_error *err)
     const tsr_value *lists[2] = {name_list(s, s->unmatched->missing, s->unmatched->missing_count, err),
                                  name_list(s, s->unmatched->unexpected, s->unmatched->unexpected_count, err)};
     const tsr_value *both = lists[0] && lists[1] ? tsr_value_items(s->passing, TSR_VALUE_LIST, lists, 2, err) : NULL;
-    return both ? tsr_value_pack(both, 0, packed, err) : TSR_E_NOMEM;
+    return both ? tsr_value_pack(both, 0, s->host, packed, err) : TSR_E_NOMEM;
 }
 
 static tsr_status unpack_unmatched(setting *s, tsr_str packed, tsr_error *err)
 {
     const tsr_value *both;
-    TSR_TRY(tsr_value_unpack(packed, s->passing, &both, err));
+    TSR_TRY(tsr_value_unpack(packed, s->host, s->passing, &both, err));
     tsr_unmatched_keys *u = s->unmatched;
     TSR_TRY(names_of(s, both->items[0], &u->missing, &u->missing_count, err));
     TSR_TRY(names_of(s, both->items[1], &u->unexpected, &u->unexpected_count, err));

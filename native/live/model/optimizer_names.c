@@ -466,14 +466,13 @@ tsr_status tsr_fsdp_share_tree(tsr_comm *comm, const tsr_value **tree, tsr_state
     sharing s = {comm, passing, tsr_vec_of(allocator, sizeof(const tsr_tensor *))};
     void *blob = NULL;
     size_t size = 0;
-    tsr_status status = root ? tsr_value_pack(*tree, UINT32_MAX, &packed, err) : TSR_OK;
+    tsr_status status = root ? tsr_value_pack(*tree, UINT32_MAX, passing->host, &packed, err) : TSR_OK;
     status = tsr_comm_agree(comm, status, err);
     if (status == TSR_OK)
         status = tsr_comm_broadcast_blob((tsr_ranks){comm, allocator}, (tsr_str){packed.items, packed.count}, 0, &blob,
                                          &size, err);
     if (status == TSR_OK) {
-        const tsr_str text = root ? (tsr_str){NULL, 0} : tsr_arena_str(passing->arena, (tsr_str){blob, size}, err);
-        if (!root) status = text.data ? tsr_value_unpack(text, passing->arena, tree, err) : TSR_E_NOMEM;
+        if (!root) status = tsr_value_unpack((tsr_str){blob, size}, passing->host, passing->arena, tree, err);
         const tsr_replacing how = {list_tensor, &s, passing->arena, passing->host->limits.depth};
         if (status == TSR_OK) status = tsr_tensors_replace(how, *tree, tree, err);
         status = tsr_comm_agree(comm, status, err);

@@ -23,13 +23,12 @@ typedef struct spreading {
     tsr_state_dict *out;
     tsr_arena *passing;
     const tsr_value *full, *local; /* `full` is rank 0's own; on other ranks, the tree that rank 0 has described */
-    tsr_str infos;
-    const tsr_value **values; /* by local key: the value in the result */
-    bool *known;              /* by local key: whether the full state has it */
-    bool *shared;             /* by local key: see find_in */
-    tsr_name_tally strange;   /* keys that the local state does not have */
-    tsr_vec moves;            /* of pair: targets that are distributed tensors */
-    tsr_vec wholes;           /* of pair: targets that are whole tensors */
+    const tsr_value **values;      /* by local key: the value in the result */
+    bool *known;                   /* by local key: whether the full state has it */
+    bool *shared;                  /* by local key: see find_in */
+    tsr_name_tally strange;        /* keys that the local state does not have */
+    tsr_vec moves;                 /* of pair: targets that are distributed tensors */
+    tsr_vec wholes;                /* of pair: targets that are whole tensors */
 } spreading;
 
 /* A tensor of the full state (meta except on rank 0) and its target. */
@@ -41,22 +40,21 @@ typedef struct pair {
 
 /* ---- descriptions ---- */
 
-/* Broadcasts rank 0's dict, packed into bytes. */
-static tsr_status broadcast_infos(spreading *s, tsr_error *err)
+/* Gives every rank what rank 0's dict contains, without the elements of its tensors. */
+static tsr_status broadcast_full(spreading *s, tsr_error *err)
 {
-    tsr_vec packed = tsr_vec_of(s->out->host->allocator, 1);
-    tsr_status status = s->comm->rank == 0 ? tsr_value_pack(s->full, 1, &packed, err) : TSR_OK;
-    uint64_t size = packed.count;
-    char *bytes = NULL; /* allocated in the dict's arena, because the result borrows its strings */
+    const tsr_host *host = s->out->host;
+    const bool root = s->comm->rank == 0;
+    tsr_vec packed = tsr_vec_of(host->allocator, 1);
+    void *blob = NULL;
+    size_t size = 0;
+    tsr_status status = root ? tsr_value_pack(s->full, 1, host, &packed, err) : TSR_OK;
     status = tsr_comm_agree(s->comm, status, err);
-    if (status == TSR_OK) status = s->comm->broadcast(s->comm, &size, sizeof size, 0, err);
-    if (status == TSR_OK) {
-        bytes = tsr_arena_array(s->out->arena, (size_t)size, 1, err);
-        status = tsr_comm_agree(s->comm, bytes ? TSR_OK : TSR_E_NOMEM, err);
-    }
-    if (status == TSR_OK && s->comm->rank == 0) memcpy(bytes, packed.items, (size_t)size);
-    if (status == TSR_OK) status = s->comm->broadcast(s->comm, bytes, (size_t)size, 0, err);
-    s->infos = (tsr_str){bytes, (size_t)size};
+    if (status == TSR_OK)
+        status = tsr_comm_broadcast_blob((tsr_ranks){s->comm, host->allocator}, (tsr_str){packed.items, packed.count}, 0,
+                                         &blob, &size, err);
+    if (status == TSR_OK && !root) status = tsr_value_unpack((tsr_str){blob, size}, host, s->out->arena, &s->full, err);
+    tsr_free(host->allocator, blob, size, 1);
     tsr_vec_free(&packed);
     return status;
 }
@@ -325,8 +323,7 @@ static tsr_status spread(spreading *s, tsr_error *err)
 {
     tsr_status status = full_check(s->comm->rank == 0 ? s->full : NULL, s->local, err);
     TSR_TRY(broadcast_agree(s, status, err));
-    TSR_TRY(broadcast_infos(s, err));
-    status = s->comm->rank == 0 ? TSR_OK : tsr_value_unpack(s->infos, s->out->arena, &s->full, err);
+    status = broadcast_full(s, err);
     if (status == TSR_OK) status = plan_all(s, err);
     if (status == TSR_OK) status = make_root(s, err);
     if (status == TSR_OK) status = warn_of_keys(s, err);

@@ -1,7 +1,6 @@
-/* Packs value trees into bytes for another rank of the same program: their structure and a description of the tensors, but
+/* Packs value trees into bytes for another rank of the same program (value_pack.h) with a description of the tensors, but
  * not their elements. Only 0-d tensors are sent with their one element.
  *
- *   bytes   [kind u8][what the kind needs]…        numbers little-endian, containers as their count and items
  *   tensors follow each other in the sender's imaginary memory: byte_offset counts from the first byte of the first one */
 #ifndef TSR_OPTIM_TREE_PACK_H
 #define TSR_OPTIM_TREE_PACK_H

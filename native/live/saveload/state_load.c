@@ -308,16 +308,14 @@ static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_valu
 
 /* ---- all entries ---- */
 
-/* Makes a deep copy in `arena`, because the checkpoint will be closed. TSR_E_UNSUPPORTED for values that name tensors. */
-static tsr_status copy_value(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+/* Makes a deep copy in the arena of `to`, because the checkpoint will be closed. TSR_E_UNSUPPORTED for values that name tensors. */
+static tsr_status copy_value(const tsr_value *value, const tsr_state_dict *to, const tsr_value **out, tsr_error *err)
 {
-    tsr_vec packed = tsr_vec_of(tsr_arena_allocator(arena), 1);
-    tsr_status status = tsr_value_pack(value, 0, &packed, err);
-    const tsr_str own =
-        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){packed.items, packed.count}, err) : (tsr_str){NULL, 0};
+    tsr_vec packed = tsr_vec_of(to->host->allocator, 1);
+    tsr_status status = tsr_value_pack(value, 0, to->host, &packed, err);
+    if (status == TSR_OK) status = tsr_value_unpack((tsr_str){packed.items, packed.count}, to->host, to->arena, out, err);
     tsr_vec_free(&packed);
-    if (status != TSR_OK) return status;
-    return own.data ? tsr_value_unpack(own, arena, out, err) : TSR_E_NOMEM;
+    return status;
 }
 
 /* Copies an object of the checkpoint, so that it outlives the checkpoint. */
@@ -326,7 +324,7 @@ static tsr_status load_object(loading *l, const tsr_entry *entry, const tsr_valu
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_OBJECT || !entry->value || tsr_names_tensor(entry->value), err, TSR_E_USAGE,
                 "not a tensor in the state dict, but %s in the checkpoint",
                 entry->kind == TSR_ENTRY_OBJECT ? "an object with tensors inside" : tsr_entry_kind_name(entry->kind));
-    return copy_value(entry->value, l->out->arena, value, err);
+    return copy_value(entry->value, l->out, value, err);
 }
 
 static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
@@ -508,7 +506,7 @@ static tsr_status load_value(optimizer_loading *l, const tsr_value *stored, uint
     tsr_arena *arena = tsr_state_dict_arena(l->to->out);
     TSR_FAIL_IF(depth > TSR_FLAT_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", TSR_FLAT_DEPTH);
     if (stored->kind == TSR_VALUE_TENSOR) return load_inner(l, stored->as.tensor, out, err);
-    if (!tsr_names_tensor(stored)) return copy_value(stored, arena, out, err);
+    if (!tsr_names_tensor(stored)) return copy_value(stored, l->to->out, out, err);
     const tsr_value **items = tsr_arena_array(arena, stored->count, sizeof *items, err);
     tsr_value *copy = items ? tsr_value_items(arena, stored->kind, items, stored->count, err) : NULL;
     if (!copy) return TSR_E_NOMEM;
@@ -542,7 +540,7 @@ static tsr_status keep_path(optimizer_loading *l, const tsr_optim_read *read, co
         if (path[i].kind != TSR_PATH_KEY) continue;
         path[i].key = tsr_arena_str(arena, path[i].key, err);
         if (!path[i].key.data) return TSR_E_NOMEM;
-        if (path[i].value) TSR_TRY(copy_value(path[i].value, arena, &path[i].value, err));
+        if (path[i].value) TSR_TRY(copy_value(path[i].value, l->to->out, &path[i].value, err));
     }
     *out = path;
     return TSR_OK;

@@ -299,7 +299,7 @@ static uint64_t object_digest(const tsr_value *value, const tsr_host *host)
 {
     tsr_vec packed = tsr_vec_of(host->allocator, 1);
     tsr_error ignored = {0};
-    const tsr_status status = tsr_value_pack(value, 0, &packed, &ignored);
+    const tsr_status status = tsr_value_pack(value, 0, host, &packed, &ignored);
     const uint64_t digest = status == TSR_OK ? tsr_hash_bytes(packed.items, packed.count, 1) : 0;
     tsr_vec_free(&packed);
     return digest;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "live/tensor/value_pack.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
@@ -542,13 +543,7 @@ tsr_status tsr_state_dict_give_memory(tsr_state_dict *dict, tsr_tensor *tensor, 
 
 /* ---- value pack ---- */
 
-/* Values as bytes:
- *
- *   | kind u8 | flags u8 | scalar | size u64, text | count u64, items … |      the kind decides which of these fields exist
- *
- * A tensor is | dtype u32 | ndim u32 | shape: u64 each | its bytes, if it is 0-d or flagged as whole |. */
-
-enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, FLAG_WHOLE = 8, MOST_DEPTH = 256 };
+/* A tensor is | dtype u32 | ndim u32 | whole u8 | shape: u64 each | its bytes, if it is whole |. */
 
 static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
 {
@@ -564,131 +559,55 @@ static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *
     return TSR_OK;
 }
 
-static tsr_status pack_tensor(const tsr_tensor *tensor, bool whole, tsr_vec *out, tsr_error *err)
+static tsr_status pack_tensor(void *ctx, const tsr_value *value, size_t depth, tsr_vec *out, tsr_error *err)
 {
+    const uint32_t tensors_at = *(const uint32_t *)ctx;
+    TSR_FAIL_IF(!tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
+    const tsr_tensor *tensor = tsr_tensor_of(value);
     const tsr_entry *entry = &tensor->entry;
-    const uint32_t head[2] = {(uint32_t)entry->dtype, entry->ndim};
+    const bool whole = depth > tensors_at || entry->ndim == 0;
     TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
-    TSR_TRY(tsr_vec_append(out, head, sizeof head, err));
-    TSR_TRY(tsr_vec_append(out, entry->shape, entry->ndim * sizeof *entry->shape, err));
-    return whole || entry->ndim == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
+    TSR_TRY(tsr_pack_number(out, entry->dtype, 4, err));
+    TSR_TRY(tsr_pack_number(out, entry->ndim, 4, err));
+    TSR_TRY(tsr_pack_number(out, whole, 1, err));
+    for (uint32_t d = 0; d < entry->ndim; d++) TSR_TRY(tsr_pack_number(out, entry->shape[d], 8, err));
+    return whole ? pack_bytes(tensor, out, err) : TSR_OK;
 }
 
-static size_t scalar_size(tsr_value_kind kind)
+tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, const tsr_host *host, tsr_vec *out, tsr_error *err)
 {
-    switch (kind) {
-    case TSR_VALUE_INT: return sizeof(int64_t);
-    case TSR_VALUE_FLOAT: return sizeof(double);
-    case TSR_VALUE_COMPLEX: return 2 * sizeof(double);
-    case TSR_VALUE_DTYPE: return sizeof(tsr_dtype);
-    default: return 0;
-    }
+    return tsr_pack_tree(value, host, pack_tensor, &tensors_at, out, err);
 }
 
-static tsr_status pack(const tsr_value *value, uint32_t depth, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
-{
-    const bool whole = value->kind == TSR_VALUE_TENSOR && depth > tensors_at;
-    const uint8_t head[2] = {(uint8_t)value->kind,
-                             (uint8_t)((value->ordered_dict ? FLAG_ORDERED : 0) | (value->called ? FLAG_CALLED : 0) |
-                                       (value->kind == TSR_VALUE_BOOL && value->as.boolean ? FLAG_TRUE : 0) |
-                                       (whole ? FLAG_WHOLE : 0))};
-    const uint64_t sizes[2] = {value->text.size, value->count};
-    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
-    TSR_TRY(tsr_vec_append(out, head, sizeof head, err));
-    if (value->kind == TSR_VALUE_TENSOR) {
-        TSR_FAIL_IF(!tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
-        return pack_tensor(tsr_tensor_of(value), whole, out, err);
-    }
-    TSR_TRY(tsr_vec_append(out, &value->as, scalar_size(value->kind), err));
-    TSR_TRY(tsr_vec_append(out, sizes, sizeof sizes, err));
-    TSR_TRY(tsr_vec_append(out, value->text.data, value->text.size, err));
-    for (size_t i = 0; i < value->count; i++) TSR_TRY(pack(value->items[i], depth + 1, tensors_at, out, err));
-    return TSR_OK;
-}
-
-tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
-{
-    return pack(value, 0, tensors_at, out, err);
-}
-
-/* ---- unpacking ---- */
-
-typedef struct unpacking {
-    tsr_str rest;
-    tsr_arena *arena;
-} unpacking;
-
-static tsr_status take(unpacking *u, void *to, size_t size, tsr_error *err)
-{
-    TSR_FAIL_IF(size > u->rest.size, err, TSR_E_FORMAT, "a value from another rank is truncated");
-    if (size && to) memcpy(to, u->rest.data, size);
-    u->rest = (tsr_str){u->rest.data + size, u->rest.size - size};
-    return TSR_OK;
-}
-
-static tsr_status unpack_bytes(unpacking *u, tsr_tensor *tensor, tsr_error *err)
+static tsr_status unpack_bytes(tsr_packed_bytes *from, tsr_tensor *tensor, tsr_error *err)
 {
     uint64_t bytes;
-    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes) || bytes > u->rest.size, err, TSR_E_FORMAT,
-                "a tensor from another rank is truncated");
-    tensor->data = tsr_arena_array(u->arena, (size_t)bytes, 1, err);
-    return tensor->data ? take(u, tensor->data, (size_t)bytes, err) : TSR_E_NOMEM;
-}
-
-static tsr_status unpack_tensor(unpacking *u, bool whole, tsr_value *value, tsr_error *err)
-{
-    uint32_t head[2];
-    tsr_tensor *tensor = TSR_ARENA_NEW(u->arena, tsr_tensor, err);
-    TSR_TRY(take(u, head, sizeof head, err));
-    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_NDIM, err, TSR_E_FORMAT,
-                "a tensor from another rank is invalid");
-    uint64_t *shape = tsr_arena_array(u->arena, head[1], sizeof *shape, err);
-    if (!tensor || !shape) return TSR_E_NOMEM;
-    TSR_TRY(take(u, shape, head[1] * sizeof *shape, err));
-    *tensor = tsr_tensor_whole((tsr_dtype)head[0], head[1], shape, NULL);
-    tensor->meta = head[1] != 0 && !whole;
-    value->as.tensor = &tensor->entry;
-    return tensor->meta ? TSR_OK : unpack_bytes(u, tensor, err);
-}
-
-static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err);
-
-static tsr_status unpack_items(unpacking *u, uint32_t depth, tsr_value *value, uint64_t count, tsr_error *err)
-{
-    TSR_FAIL_IF(count > u->rest.size, err, TSR_E_FORMAT, "a value from another rank is truncated");
-    const tsr_value **items = tsr_arena_array(u->arena, (size_t)count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < count; i++) TSR_TRY(unpack(u, depth + 1, &items[i], err));
-    value->items = items;
-    value->count = (size_t)count;
+    const uint8_t *data = tsr_entry_bytes(&tensor->entry, &bytes) ? tsr_packed_take(from, bytes) : NULL;
+    TSR_FAIL_IF(!data, err, TSR_E_FORMAT, "a rank sent a truncated tensor");
+    tensor->data = tsr_arena_array(from->arena, (size_t)bytes, 1, err);
+    if (!tensor->data) return TSR_E_NOMEM;
+    if (bytes) memcpy(tensor->data, data, (size_t)bytes);
     return TSR_OK;
 }
 
-static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err)
+static tsr_status unpack_tensor(void *ctx, tsr_packed_bytes *from, tsr_value *value, tsr_error *err)
 {
-    uint8_t head[2];
-    uint64_t sizes[2];
-    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
-    TSR_TRY(take(u, head, sizeof head, err));
-    TSR_FAIL_IF(head[0] > TSR_VALUE_OBJECT, err, TSR_E_FORMAT, "a value from another rank is invalid");
-    tsr_value *value = tsr_value_new(u->arena, (tsr_value_kind)head[0], err);
-    if (!value) return TSR_E_NOMEM;
-    *out = value;
-    value->ordered_dict = head[1] & FLAG_ORDERED;
-    value->called = head[1] & FLAG_CALLED;
-    if (value->kind == TSR_VALUE_BOOL) value->as.boolean = head[1] & FLAG_TRUE;
-    if (value->kind == TSR_VALUE_TENSOR) return unpack_tensor(u, head[1] & FLAG_WHOLE, value, err);
-    TSR_TRY(take(u, &value->as, scalar_size(value->kind), err));
-    TSR_TRY(take(u, sizes, sizeof sizes, err));
-    value->text = (tsr_str){u->rest.data, (size_t)sizes[0]};
-    TSR_TRY(take(u, NULL, (size_t)sizes[0], err));
-    return unpack_items(u, depth, value, sizes[1], err);
+    (void)ctx;
+    tsr_tensor *tensor = TSR_ARENA_NEW(from->arena, tsr_tensor, err);
+    const uint64_t dtype = tsr_packed_number(from, 4), ndim = tsr_packed_number(from, 4), whole = tsr_packed_number(from, 1);
+    TSR_FAIL_IF(dtype >= TSR_DTYPE_COUNT || ndim > TSR_MAX_NDIM, err, TSR_E_FORMAT, "a rank sent an invalid tensor");
+    uint64_t *shape = tsr_arena_array(from->arena, (size_t)ndim, sizeof *shape, err);
+    if (!tensor || !shape) return TSR_E_NOMEM;
+    for (uint32_t d = 0; d < ndim; d++) shape[d] = tsr_packed_number(from, 8);
+    *tensor = tsr_tensor_whole((tsr_dtype)dtype, (uint32_t)ndim, shape, NULL);
+    tensor->meta = !whole;
+    value->as.tensor = &tensor->entry;
+    return whole ? unpack_bytes(from, tensor, err) : TSR_OK;
 }
 
-tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+tsr_status tsr_value_unpack(tsr_str bytes, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {
-    unpacking u = {bytes, arena};
-    return unpack(&u, 0, out, err);
+    return tsr_unpack_tree(bytes, host, unpack_tensor, NULL, arena, out, err);
 }
 
 /* ---- replace tensors ---- */

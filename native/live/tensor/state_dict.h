@@ -169,15 +169,15 @@ tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, u
 
 /* ---- value pack ---- */
 
-/* Values as bytes, for other ranks that run the same build: numbers are in native byte order. */
+/* Values as bytes (value_pack.h), with the tensors of state dicts. */
 
 /* Appends a value to `out` (of char). Of tensors that are at most `tensors_at` containers deep, only dtype and shape are
  * packed. 0-d tensors and those further down belong to a value, so their bytes are packed, too, and copied from the device
- * if necessary. With `tensors_at` 0, any tensor is TSR_E_UNSUPPORTED. */
-tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *out, tsr_error *err);
-/* Unpacks a value into `arena`; it borrows `bytes`. Tensors are whole. They are meta unless their bytes were packed; these
- * are in the arena. TSR_E_FORMAT if the bytes are not a packed value. */
-tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+ * if necessary. With `tensors_at` 0, any tensor is TSR_E_UNSUPPORTED. TSR_E_LIMIT beyond the limits of `host`. */
+tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, const tsr_host *host, tsr_vec *out, tsr_error *err);
+/* Unpacks a value into `arena`. Tensors are whole. They are meta unless their bytes were packed; these are in the arena, too.
+ * TSR_E_FORMAT if the bytes are not a packed value. */
+tsr_status tsr_value_unpack(tsr_str bytes, const tsr_host *host, tsr_arena *arena, const tsr_value **out, tsr_error *err);
 
 /* Makes `*out` from `value` with other tensors. `each` gives the tensor in place of one, or leaves NULL what stays. TSR_E_LIMIT
  * for more than `depth` containers in each other. */
