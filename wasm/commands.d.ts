@@ -36,7 +36,7 @@ export interface ConvertOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Turn quantized numbers into weights, in `dtype` (default: the dtype in config.json, or bfloat16). */
+  /** Turn quantized numbers into weights, in `dtype`; without it, in the dtype of config.json, or bfloat16. */
   readonly dequantize?: boolean | undefined;
   /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
   readonly quantize?: "fp8-block" | undefined;
@@ -55,7 +55,7 @@ export interface ConvertOptions {
   readonly forTorch?: string | undefined;
   /** Let `dtype` cast quantized numbers and their scales as stored, without applying the scales. */
   readonly rawCast?: boolean | undefined;
-  /** Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON. */
+  /** Treat non-tensor objects this way; sidecar writes JSON (default: keep for torch and dcp, refuse for safetensors). */
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more). */
   readonly maxMem?: string | number | undefined;
@@ -169,7 +169,7 @@ export interface OptimizerOptions {
   readonly modules?: DocumentOrText | undefined;
   /** Take FSDP1's flat parameters from a tessera.flat-params/1 document. */
   readonly flatParams?: DocumentOrText | undefined;
-  /** Write for N ranks (shard; default: as many as FLAT.json has). */
+  /** Write for N ranks (shard) (default: as many as FLAT.json has). */
   readonly worldSize?: number | undefined;
   /** Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard). */
   readonly sharded?: boolean | undefined;
@@ -195,7 +195,7 @@ export interface PlanOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Turn quantized numbers into weights, in `dtype` (default: the dtype in config.json, or bfloat16). */
+  /** Turn quantized numbers into weights, in `dtype`; without it, in the dtype of config.json, or bfloat16. */
   readonly dequantize?: boolean | undefined;
   /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
   readonly quantize?: "fp8-block" | undefined;
@@ -265,7 +265,7 @@ export interface ReshardOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Turn quantized numbers into weights, in `dtype` (default: the dtype in config.json, or bfloat16). */
+  /** Turn quantized numbers into weights, in `dtype`; without it, in the dtype of config.json, or bfloat16. */
   readonly dequantize?: boolean | undefined;
   /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
   readonly quantize?: "fp8-block" | undefined;
@@ -282,7 +282,7 @@ export interface ReshardOptions {
   readonly forTorch?: string | undefined;
   /** Let `dtype` cast quantized numbers and their scales as stored, without applying the scales. */
   readonly rawCast?: boolean | undefined;
-  /** Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON. */
+  /** Treat non-tensor objects this way; sidecar writes JSON (default: keep for torch and dcp, refuse for safetensors). */
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more). */
   readonly maxMem?: string | number | undefined;

@@ -45,9 +45,9 @@ const helpOf = (help, names) => help
   .replace(" (repeatable)", "");
 
 /** An option of a call whose options have these names. */
-function optionOf({ name, npm_name: other, npm_needs: needed = false, type, words, help }, names) {
-  const [kind, written] = TYPES[type], named = helpOf(help, names);
-  const text = other ? `With false: ${named[0].toLowerCase()}${named.slice(1)}` : needed ? named.replace(/ \(default: [^)]*\)/, "") : named;
+function optionOf({ name, npm_name: other, npm_needs: needed = false, type, words, help, default: preset }, names) {
+  const [kind, written] = TYPES[type], named = helpOf(needed ? help.replace(` (default: ${preset})`, "") : help, names);
+  const text = other ? `With false: ${named[0].toLowerCase()}${named.slice(1)}` : named;
   return { name: other ?? camel(name), kind, type: written ?? words.map((word) => JSON.stringify(word)).join(" | "), text, needed };
 }
 

@@ -132,6 +132,7 @@ static void write_options(tsr_json *json, const tsr_option *const *options)
         tsr_json_put_text(json, "type", types[option->type]);
         if (option->type == TSR_OPTION_CHOICE) write_words(json, option->value);
         tsr_json_put_text(json, "help", option->help);
+        tsr_json_put_text(json, "default", option->by_default);
         tsr_json_put_text(json, "not_in_npm", option->npm);
         if (option->npm_name) tsr_json_put_text(json, "npm_name", option->npm_name);
         if (option->npm_opens) tsr_json_put_bool(json, "npm_opens", true);

@@ -23,6 +23,10 @@
                                   .value = (named), \
                                   .help = HELP __VA_ARGS__};
 
+/* The default of an option, directly after its help text, which all front ends show it in. */
+#define DEFAULT(text)    " (default: " text ")", .by_default = HELP text
+#define INFERRED(output) "inferred from the extension of " output ", or safetensors with --max-shard-size"
+
 /* Why front ends do not have options. */
 #define PRINTED   "a call returns the document"
 #define PRINTS    "nothing is printed"
@@ -67,9 +71,9 @@ OPTION(salvage, FLAG, source.salvage, "salvage", NULL,
 
 /* ---- view and get ---- */
 
-OPTION(port, COUNT, port, "port", "N", "Listen on port N (default: a free port)")
+OPTION(port, COUNT, port, "port", "N", "Listen on port N" DEFAULT("a free port"))
 OPTION(pages, TEXT, pages, "pages", "DIRECTORY",
-       "Serve this build of the viewer (default: the one installed or built with this program)")
+       "Serve this build of the viewer" DEFAULT("the one installed or built with this program"))
 OPTION(get_output, TEXT, output, "output", "FILE",
        "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin", .letter = 'o', .npm = HELP PRINTED,
        .python = HELP PRINTED)
@@ -100,12 +104,12 @@ OPTION(
     kept_prefix, TEXT, kept_prefix, "prefix", "TEXT",
     "Use only names with this prefix, such as model., and strip it, after --canonical; all other options mean the resulting names")
 OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
-       "Report in this format (default: text); json is the tessera.diff/1 document",
+       "Report in this format; json is the tessera.diff/1 document" DEFAULT("text"),
        .npm = HELP "a call gives the JSON document; report() gives the others",
        .python = HELP "report and report_diff choose the form")
 OPTION(report_json, FLAG, json, "json", NULL, "Same as --format json", .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(diff_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
-       "Exit with 1 for differences at or above this level (default: error)", .npm = HELP NO_STATUS,
+       "Exit with 1 for differences at or above this level" DEFAULT("error"), .npm = HELP NO_STATUS,
        .python = HELP NO_STATUS)
 OPTION(rule, TEXTS, rules, "rule", "ID=LEVEL",
        "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)")
@@ -125,11 +129,11 @@ OPTION(validate_prefix, TEXT, prefix, "prefix", "TEXT",
 OPTION(validate_exclude, TEXTS, selection.exclude, "exclude", "GLOB",
        "Leave out names that match, of PATH and of what it is checked against (repeatable)")
 OPTION(allow, TEXT, allow, "allow", "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value")
-OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in this format (default: text)",
+OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in this format" DEFAULT("text"),
        .npm = HELP "a call gives the JSON document; report() gives the others",
        .python = HELP "report and report_diff choose the form")
 OPTION(validate_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
-       "Exit with 1 for findings at or above this level (default: error)", .npm = HELP NO_STATUS, .python = HELP NO_STATUS)
+       "Exit with 1 for findings at or above this level" DEFAULT("error"), .npm = HELP NO_STATUS, .python = HELP NO_STATUS)
 OPTION(validate_baseline, DOCUMENT, baseline, "baseline", "FILE",
        "Leave out findings that an earlier --json document lists with the same rule, file and name")
 OPTION(changed_files, FLAG, changed_files, "changed-files", NULL,
@@ -154,23 +158,21 @@ OPTION(prune_json, FLAG, json, "json", NULL, "Print the tessera.prune/1 document
 
 /* ---- layout, manifest, verify ---- */
 
-OPTION(layout_output, TEXT, output, "output", "FILE", "Write to FILE; - (the default) is standard output", .letter = 'o',
+OPTION(layout_output, TEXT, output, "output", "FILE", "Write to FILE; - is standard output" DEFAULT("-"), .letter = 'o',
        .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(no_chunks, FLAG, no_chunks, "no-chunks", NULL, "Leave out the chunks: record only names, dtypes and shapes",
        .npm_name = HELP "chunks")
 OPTION(layout_hash, CHOICE, hash, "hash", "sha256|xxh3", "Add a digest of each entry's values (reads every byte)")
 OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the output is always JSON", .npm = HELP PRINTED,
        .python = HELP PRINTED)
-OPTION(manifest_hash, CHOICE, hash, "hash", "sha256|xxh3", "Use this digest algorithm (default: xxh3)")
+OPTION(manifest_hash, CHOICE, hash, "hash", "sha256|xxh3", "Use this digest algorithm" DEFAULT("xxh3"))
 OPTION(dequantize_stored, FLAG, dequantize, "dequantize", NULL,
        "Turn quantized numbers into weights, in the dtype of config.json, or bfloat16")
 
 /* ---- writing ---- */
 
-OPTION(
-    convert_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
-    "Write this format (default: inferred from the extension of DEST, or safetensors with --max-shard-size); ranks: one file per rank, cut by --shards",
-    .npm_needs = true)
+OPTION(convert_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
+       "Write this format; ranks: one file per rank, cut by --shards" DEFAULT(INFERRED("DEST")), .npm_needs = true)
 OPTION(convert_world_size, COUNT, world_size, "world-size", "N",
        "With --to ranks: write files for N ranks, those of all pipeline stages together")
 OPTION(rename, TEXTS, renames, "rename", "FROM=TO",
@@ -182,7 +184,7 @@ OPTION(
     "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line",
     .role = TSR_OPTION_OF_RUN)
 OPTION(dequantize, FLAG, dequantize, "dequantize", NULL,
-       "Turn quantized numbers into weights, in --dtype (default: the dtype in config.json, or bfloat16)")
+       "Turn quantized numbers into weights, in --dtype; without it, in the dtype of config.json, or bfloat16")
 OPTION(quantize, CHOICE, quantize, "quantize", "fp8-block",
        "Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does")
 OPTION(
@@ -196,13 +198,13 @@ OPTION(convert_lora, CHECKPOINT, lora, "lora", "DIRECTORY",
        "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does", .role = TSR_OPTION_OF_SOURCE)
 OPTION(dtype, TEXT, dtype, "dtype", "DTYPE", "Cast floating-point tensors, rounding correctly")
 OPTION(for_torch, TEXT, for_torch, "for-torch", "VERSION",
-       "Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)")
+       "Write what this version of PyTorch loads, 2.3 to 2.15" DEFAULT("2.4, or the oldest that can"))
 OPTION(raw_cast, FLAG, raw_cast, "raw-cast", NULL,
        "Let --dtype cast quantized numbers and their scales as stored, without applying the scales")
 OPTION(objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse",
-       "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON")
+       "Treat non-tensor objects this way; sidecar writes JSON" DEFAULT("keep for torch and dcp, refuse for safetensors"))
 OPTION(max_mem, SIZE, max_memory, "max-mem", "SIZE",
-       "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", .role = TSR_OPTION_OF_RUN)
+       "Limit the memory for buffers" DEFAULT("16MiB, or 4MiB per thread if that is more"), .role = TSR_OPTION_OF_RUN)
 OPTION(ignore_crc, FLAG, ignore_crc, "ignore-crc", NULL, "Accept tensors whose bytes do not match the source's CRC-32",
        .role = TSR_OPTION_OF_RUN)
 OPTION(no_checksums, FLAG, no_checksums, "no-checksums", NULL,
@@ -230,14 +232,14 @@ OPTION(writing_json, FLAG, json, "json", NULL,
 OPTION(method, CHOICE, method, "method", "linear|slerp|task-arithmetic",
        "Add weighted tensors; follow the arc between two; or add to --base the weighted differences from it")
 OPTION(weight, TEXTS, weights, "weight", "X",
-       "The weight of the next checkpoint, in their order (repeatable; default: 1 each)")
+       "The weight of the next checkpoint, in their order (repeatable)" DEFAULT("1 each"))
 OPTION(no_normalize, FLAG, no_normalize, "no-normalize", NULL,
        "With --method linear: do not divide by the sum of the weights")
 OPTION(base, CHECKPOINT, base, "base", "PATH",
        "With --method task-arithmetic: the checkpoint that the others were trained from", .role = TSR_OPTION_OF_SOURCE)
 OPTION(t, REAL, t, "t", "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second")
 OPTION(merge_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal",
-       "Write this format (default: inferred from the extension of OUT, or safetensors with --max-shard-size)")
+       "Write this format" DEFAULT(INFERRED("OUT")))
 OPTION(merge_lora, CHECKPOINT, lora, "lora", "DIRECTORY", "Fold a LoRA adapter of PEFT into A, as its merge_and_unload does",
        .role = TSR_OPTION_OF_SOURCE)
 
@@ -248,7 +250,7 @@ OPTION(mesh, TEXT, mesh, "mesh", "MESH", "Use this device mesh, such as dp=4,tp=
 OPTION(placements, TEXT, placements, "placements", "LIST",
        "Place every tensor this way, with one placement per mesh dimension: shard(0),replicate")
 OPTION(plan_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
-       "Let exec write this format (default: as reshard and convert)")
+       "Let exec write this format" DEFAULT("as reshard and convert"))
 OPTION(plan_objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way")
 OPTION(plan_dtype, TEXT, dtype, "dtype", "DTYPE", "Let exec cast floating-point tensors")
 OPTION(plan_storage, DOCUMENT, storage, "storage", "FILE",
@@ -257,7 +259,7 @@ OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document",
        .role = TSR_OPTION_OF_RUN)
 OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank", .role = TSR_OPTION_OF_RUN)
 OPTION(reshard_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
-       "Write this format (default: the source's format)")
+       "Write this format" DEFAULT("the source's format"))
 OPTION(reshard_storage, DOCUMENT, storage, "storage", "FILE",
        "Spread the processes of mpirun over the file servers of this tessera.storage/1 document",
        .npm = HELP "it orders what several processes read")
@@ -279,7 +281,7 @@ OPTION(exec_json, FLAG, json, "json", NULL, "Print the tessera.exec/1 document",
 
 /* ---- optim ---- */
 
-OPTION(optim_to, CHOICE, to, "to", "torch|dcp", "Write this format (default: torch)",
+OPTION(optim_to, CHOICE, to, "to", "torch|dcp", "Write this format" DEFAULT("torch"),
        .npm = HELP "convert writes the result in any form")
 OPTION(modules, DOCUMENT, modules, "modules", "MODULES.json",
        "Take names, frozen parameters and groups from a tessera.modules/1 document")
@@ -289,13 +291,13 @@ OPTION(
     convert_flat_params, DOCUMENT, flat_params, "flat-params", "FLAT.json",
     "Cut the flat parameters of FSDP1's LOCAL_STATE_DICT into the model's parameters, as a tessera.flat-params/1 document states",
     .npm = HELP "the package reads the flat parameters as they are stored")
-OPTION(optim_world_size, NUMBER, ranks, "world-size", "N", "Write for N ranks (shard; default: as many as FLAT.json has)")
+OPTION(optim_world_size, NUMBER, ranks, "world-size", "N", "Write for N ranks (shard)" DEFAULT("as many as FLAT.json has"))
 OPTION(sharded, FLAG, sharded, "sharded", NULL,
        "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)")
 OPTION(rank, NUMBER, rank, "rank", "N",
        "Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)")
 OPTION(at, TEXT, at, "at", "NAME",
-       "Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)")
+       "Use the optimizer with this name, such as optimizer_states.0" DEFAULT("the only one that looks like an optimizer"))
 OPTION(optim_no_checksums, FLAG, no_checksums, "no-checksums", NULL, "Write zeros for the CRC-32s in torch files and DCP",
        .npm = HELP "its files always have them")
 OPTION(optim_overwrite, FLAG, overwrite, "overwrite", NULL,
@@ -349,12 +351,12 @@ OPTION(quiet, FLAG, quiet, "quiet", NULL, "Print nothing but errors and results"
        .python = HELP PRINTS)
 OPTION(no_progress, FLAG, no_progress, "no-progress", NULL, "Do not show the progress line (shown only on a terminal)",
        .npm = HELP PRINTS, .python = HELP PRINTS)
-OPTION(color, CHOICE, color, "color", "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb",
-       .npm = HELP PRINTS, .python = HELP PRINTS)
+OPTION(color, CHOICE, color, "color", "auto|always|never",
+       "Use colors; auto respects NO_COLOR and TERM=dumb" DEFAULT("auto"), .npm = HELP PRINTS, .python = HELP PRINTS)
 OPTION(threads, COUNT, threads, "threads", "N",
-       "Use N threads, at most 256 (default: one per available core; more help with slow files)",
+       "Use N threads, at most 256; more than there are cores help with slow files" DEFAULT("one per available core"),
        .npm = HELP "a module has one thread")
-OPTION(io_depth, COUNT, io_depth, "io-depth", "N", "Send up to N requests at once when reading from a server (default: 16)",
+OPTION(io_depth, COUNT, io_depth, "io-depth", "N", "Send up to N requests at once when reading from a server" DEFAULT("16"),
        .npm = HELP "the host reads")
 OPTION(no_mpi, FLAG, no_mpi, "no-mpi", NULL, "Run as a single process, ignoring any MPI launcher",
        .npm = HELP "there is no MPI", .python = HELP "there is no MPI")

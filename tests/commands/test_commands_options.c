@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -39,6 +40,17 @@ static void refuses(const char *command, const char *name, const char *value, co
     assert_string_equal(err.message, message);
 }
 
+/* Help ends with the default, and no default is only in a text. */
+static void states_default(const tsr_option *option)
+{
+    char end[200];
+    assert_int_equal(strstr(option->help, "default") != NULL, option->by_default != NULL);
+    assert_true(!option->by_default || option->value); /* a flag is off by default */
+    if (!option->by_default) return;
+    snprintf(end, sizeof end, " (default: %s)", option->by_default);
+    assert_true(tsr_str_ends(tsr_str_from(option->help), tsr_str_from(end)));
+}
+
 static void test_commands_options__the_table_is_complete(void **state)
 {
     (void)state;
@@ -48,6 +60,7 @@ static void test_commands_options__the_table_is_complete(void **state)
         for (const tsr_option *const *o = command->options; *o; o++) {
             assert_true(*(*o)->help && (*o)->field < sizeof(tsr_command_options));
             assert_int_equal((*o)->value == NULL, (*o)->type == TSR_OPTION_FLAG);
+            states_default(*o);
             /* No name is listed twice, or is one of those that every command has. */
             assert_ptr_equal(tsr_option_find(command->options, tsr_str_from((*o)->name)), *o);
             assert_null(tsr_option_find(tsr_global_options, tsr_str_from((*o)->name)));
@@ -55,6 +68,7 @@ static void test_commands_options__the_table_is_complete(void **state)
         for (const tsr_absent_option *a = command->absent; a && a->name; a++)
             assert_null(tsr_option_find(command->options, tsr_str_from(a->name)));
     }
+    for (const tsr_option *const *o = tsr_global_options; *o; o++) states_default(*o);
     assert_null(tsr_command_find(TSR_STR("inspec")));
     assert_null(tsr_option_find(tsr_command_find(TSR_STR("inspect"))->options, TSR_STR("deep")));
 }

@@ -29,7 +29,7 @@ def inspect(path: CheckpointOrPath, hash: Literal["sha256", "xxh3"] | None = Non
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -52,7 +52,7 @@ def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, par
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _get("get", [("path", path), ("name", name)], {"allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
         "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
@@ -84,7 +84,7 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -122,7 +122,7 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -157,7 +157,7 @@ def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, lay
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -190,7 +190,7 @@ def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, lay
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -223,7 +223,7 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -237,7 +237,7 @@ def latest(run: StrPath, *, deep: bool = False, threads: int | None = None, io_d
     """Print the newest checkpoint of a run that would load, to resume from. Return what `tessera latest` prints as JSON, as a dict.
 
     deep: Read every byte of the checkpoints, as `validate deep` does
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("latest", [("run", run)], {"deep": deep, "threads": threads, "io_depth": io_depth})
 
@@ -251,7 +251,7 @@ def prune(run: StrPath, *, keep: int | None = None, keep_every: int | None = Non
     deep: Read every byte to decide which checkpoints are without errors
     whole_directory: Remove a checkpoint's directory with all other files in it, unless it holds another checkpoint or a mount
     dry_run: Show what would be removed, but remove nothing
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("prune", [("run", run)], {"keep": keep, "keep_every": keep_every, "deep": deep, "whole_directory": whole_directory,
         "dry_run": dry_run, "threads": threads, "io_depth": io_depth})
@@ -260,7 +260,7 @@ def prune(run: StrPath, *, keep: int | None = None, keep_every: int | None = Non
 def explain(rule: str | None = None, *, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
     """Explain a rule of validate or diff. Return what `tessera explain` prints as JSON, as a dict.
 
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("explain", [("rule", rule)], {"threads": threads, "io_depth": io_depth})
 
@@ -283,7 +283,7 @@ def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sh
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -318,7 +318,7 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -347,7 +347,7 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -373,8 +373,8 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
             progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
-    to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
-    by shards
+    to: Write this format; ranks: one file per rank, cut by shards (default: inferred from the extension of DEST, or safetensors with
+    max_shard_size)
     world_size: With to ranks: write files for N ranks, those of all pipeline stages together
     canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
     resulting names
@@ -387,7 +387,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     list of names, one per line
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype; without it, in the dtype of config.json, or bfloat16
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     config: Copy config.json next to the output, with what the conversion changes: quantization_config, the dtype, and the vocabulary and
@@ -398,7 +398,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     dtype: Cast floating-point tensors, rounding correctly
     for_torch: Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)
     raw_cast: Let dtype cast quantized numbers and their scales as stored, without applying the scales
-    objects: Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON
+    objects: Treat non-tensor objects this way; sidecar writes JSON (default: keep for torch and dcp, refuse for safetensors)
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
@@ -414,7 +414,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -450,7 +450,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     t: With method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second
     to: Write this format (default: inferred from the extension of OUT, or safetensors with max_shard_size)
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
-    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype; without it, in the dtype of config.json, or bfloat16
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     lora: Fold a LoRA adapter of PEFT into A, as its merge_and_unload does
@@ -459,7 +459,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     dtype: Cast floating-point tensors, rounding correctly
     for_torch: Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)
     raw_cast: Let dtype cast quantized numbers and their scales as stored, without applying the scales
-    objects: Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON
+    objects: Treat non-tensor objects this way; sidecar writes JSON (default: keep for torch and dcp, refuse for safetensors)
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
@@ -475,7 +475,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -507,7 +507,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     placements: Place every tensor this way, with one placement per mesh dimension: shard(0),replicate
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype; without it, in the dtype of config.json, or bfloat16
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
@@ -537,7 +537,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("plan", [("path", path)], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
         "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "canonical": canonical, "modules": modules,
@@ -571,7 +571,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype; without it, in the dtype of config.json, or bfloat16
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     include: Use only names that match: * within a component, ** across components, ?, [...]
@@ -579,7 +579,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     dtype: Cast floating-point tensors, rounding correctly
     for_torch: Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)
     raw_cast: Let dtype cast quantized numbers and their scales as stored, without applying the scales
-    objects: Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON
+    objects: Treat non-tensor objects this way; sidecar writes JSON (default: keep for torch and dcp, refuse for safetensors)
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
@@ -595,7 +595,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -633,7 +633,7 @@ def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str |
     dry_run: Check the plan against its source and decide everything, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -657,7 +657,7 @@ def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "s
     to: Write this format (default: torch)
     modules: Take names, frozen parameters and groups from a tessera.modules/1 document
     flat_params: Take FSDP1's flat parameters from a tessera.flat-params/1 document
-    world_size: Write for N ranks (shard; default: as many as FLAT.json has)
+    world_size: Write for N ranks (shard) (default: as many as FLAT.json has)
     sharded: Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)
     rank: Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)
     at: Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)
@@ -670,7 +670,7 @@ def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "s
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -690,7 +690,7 @@ def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool 
     resume: Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished work if
     this run fails
     no_verify: Do not read the copy back; file systems that can share blocks then share them
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
@@ -710,7 +710,7 @@ def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("repair", [("path", path), ("file", file)], {"like": like, "part": part, "step": step, "also": also,
         "threads": threads, "io_depth": io_depth})
@@ -734,7 +734,7 @@ def fqn(modules: Document | None = None, *names: str, checkpoint: CheckpointOrPa
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("fqn", [("modules", modules), *(("names", one) for one in names)], {"checkpoint": checkpoint, "against": against,
         "prefix": prefix, "map": map, "inverse": inverse, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
@@ -764,7 +764,7 @@ def map_suggest(a: CheckpointOrPath, b: CheckpointOrPath, *, values: bool = Fals
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("map", [("action", "suggest"), ("a", a), ("b", b)], {"values": values, "allow_expansion": allow_expansion,
         "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
@@ -773,6 +773,6 @@ def map_suggest(a: CheckpointOrPath, b: CheckpointOrPath, *, values: bool = Fals
 def doctor(directory: StrPath | None = None, *, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
     """Show what this build and this machine support. Return what `tessera doctor` prints as JSON, as a dict.
 
-    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("doctor", [("directory", directory)], {"threads": threads, "io_depth": io_depth})
