@@ -9,7 +9,6 @@
 #include "formats/dcp/dcp_state.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 static tsr_status dcp_extents(tsr_checkpoint *checkpoint,
