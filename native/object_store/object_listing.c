@@ -1,7 +1,77 @@
 /* See object_listing.h. Sources: the S3 API reference (ListObjectsV2, ListMultipartUploads, ListParts), Azure's "List Blobs" and "Get Block List". */
 #include "object_store/object_listing.h"
 
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "io/transport.h"
 #include "object_store/service.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/try.h"
+
+/* ---- lists of objects ---- */
+
+tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err)
+{
+    *out = (tsr_object_list){.items = tsr_vec_of(allocator, sizeof(tsr_object)), .arena = tsr_arena_new(allocator, 0, err)};
+    return out->arena ? TSR_OK : TSR_E_NOMEM;
+}
+
+void tsr_object_list_close(tsr_object_list *list)
+{
+    if (!list->arena) return;
+    tsr_vec_free(&list->items);
+    tsr_arena_free(list->arena);
+    list->arena = NULL;
+}
+
+tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err)
+{
+    list->bytes += sizeof object + object.key.size + object.version.size;
+    TSR_FAIL_IF(list->bytes > TSR_MOST_LISTING, err, TSR_E_LIMIT,
+                "there are more objects than can be listed; the listing ended at '%.*s'; name a directory further down",
+                TSR_STR_ARG(object.key));
+    tsr_object *added = tsr_vec_push(&list->items, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = object;
+    return TSR_OK;
+}
+
+tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
+{
+    tsr_str next = {NULL, 0};
+    do {
+        const tsr_str asked = next;
+        TSR_TRY(service->list_page(service, prefix, flat, out, &next, err));
+        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    service->shown);
+    } while (next.size);
+    return TSR_OK;
+}
+
+int64_t tsr_listed_time(tsr_str text)
+{
+    char own[32] = "";
+    struct tm tm = {0};
+    if (text.size >= sizeof own) return 0;
+    memcpy(own, text.data, text.size);
+    if (sscanf(own, "%d-%d-%dT%d:%d:%d", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec) != 6)
+        return (int64_t)tsr_http_date(text);
+    tm.tm_year -= 1900;
+    tm.tm_mon -= 1;
+    return (int64_t)timegm(&tm);
+}
+
+tsr_str tsr_version_text(tsr_str etag)
+{
+    if (tsr_str_starts(etag, TSR_STR("W/"))) etag = (tsr_str){etag.data + 2, etag.size - 2};
+    if (etag.size >= 2 && etag.data[0] == '"' && etag.data[etag.size - 1] == '"')
+        etag = (tsr_str){etag.data + 1, etag.size - 2};
+    return etag;
+}
+
+/* ---- pages of XML ---- */
 
 const tsr_listing_form tsr_listing_of_s3 = {
     "ListBucketResult", "Contents",         "Key", "Size", "ETag", "NextContinuationToken", NULL,
@@ -93,6 +163,25 @@ static void take_size(reading *r, tsr_str text)
     r->has_size = text.size > 0;
 }
 
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* Decodes what S3 calls encoding-type=url: "%2B" is '+', and '+' is a space. */
+static tsr_str decode(tsr_arena *arena, tsr_str text, tsr_error *err)
+{
+    char *out = tsr_arena_array(arena, text.size + 1, 1, err);
+    size_t n = 0;
+    for (size_t i = 0; out && i < text.size; i++) {
+        const int high = text.data[i] == '%' && i + 2 < text.size ? digit(text.data[i + 1]) : -1;
+        const int low = high >= 0 ? digit(text.data[i + 2]) : -1;
+        out[n++] = low >= 0 ? (char)(high * 16 + low) : text.data[i] == '+' ? ' ' : text.data[i];
+        if (low >= 0) i += 2;
+    }
+    return (tsr_str){out, n};
+}
+
 static void end_item(reading *r)
 {
     r->in_item = false;
@@ -100,7 +189,7 @@ static void end_item(reading *r)
         stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server lists an object without a name or a size"));
         return;
     }
-    if (r->is_encoded) r->object.key = tsr_url_decode(r->out->arena, r->object.key, r->err);
+    if (r->is_encoded) r->object.key = decode(r->out->arena, r->object.key, r->err);
     const tsr_status status = tsr_object_list_add(r->out, r->object, r->err);
     if (status != TSR_OK) stop(r, status);
 }

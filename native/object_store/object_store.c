@@ -1,6 +1,5 @@
 /* See tessera/sys/object_store.h. */
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/store.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -17,8 +16,141 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
+
+/* ---- checksums ---- */
+
+/* Adds up the checksums of the ranges of objects that arrive, in any order and from any thread, until an object has arrived whole. What a
+ * store states of the whole object can then be compared with it, although no request was for the whole object. */
+
+/* Bytes of an object that have arrived. */
+typedef struct arrived_bytes {
+    const tsr_object *object;
+    tsr_checksum_kind kind; /* not MD5, and always the same for an object */
+    uint64_t offset;
+    const void *data;
+    size_t size;
+} arrived_bytes;
+
+/* Bytes that have arrived, with their checksum. */
+typedef struct piece {
+    uint64_t begin, end;
+    uint64_t sum;
+} piece;
+
+typedef struct object_sum {
+    tsr_vec pieces; /* sorted; neighbours are joined */
+} object_sum;
+
+typedef struct object_sums {
+    const tsr_allocator *allocator;
+    pthread_mutex_t lock;
+    tsr_vec objects; /* of object_sum, those that have arrived in part */
+    tsr_map *places; /* by key, the place in `objects` */
+} object_sums;
+
+static tsr_status sums_new(const tsr_allocator *allocator, object_sums **out, tsr_error *err)
+{
+    object_sums *sums = tsr_alloc(allocator, 1, sizeof *sums, err);
+    if (!sums) return TSR_E_NOMEM;
+    *sums = (object_sums){.allocator = allocator, .objects = tsr_vec_of(allocator, sizeof(object_sum))};
+    pthread_mutex_init(&sums->lock, NULL);
+    sums->places = tsr_map_new(allocator, 0, err);
+    *out = sums;
+    return sums->places ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* accepts NULL */
+static void sums_free(object_sums *sums)
+{
+    if (!sums) return;
+    object_sum *objects = sums->objects.items;
+    for (size_t i = 0; i < sums->objects.count; i++) tsr_vec_free(&objects[i].pieces);
+    tsr_vec_free(&sums->objects);
+    tsr_map_free(sums->places);
+    pthread_mutex_destroy(&sums->lock);
+    tsr_free(sums->allocator, sums, 1, sizeof *sums);
+}
+
+static object_sum *find(object_sums *sums, const tsr_object *object, tsr_error *err)
+{
+    uint32_t at = tsr_map_get(sums->places, object->key, UINT32_MAX);
+    if (at == UINT32_MAX) {
+        at = (uint32_t)sums->objects.count;
+        object_sum *added = tsr_vec_push(&sums->objects, err);
+        if (!added) return NULL;
+        *added = (object_sum){tsr_vec_of(sums->allocator, sizeof(piece))};
+        if (tsr_map_put(sums->places, object->key, at, NULL, NULL, err) != TSR_OK) return NULL;
+    }
+    return (object_sum *)sums->objects.items + at;
+}
+
+/* Joins the piece at `i` with the next one if that begins where it ends. */
+static void join(tsr_vec *pieces, tsr_checksum_kind kind, size_t i)
+{
+    piece *p = (piece *)pieces->items + i;
+    if (i + 1 >= pieces->count || p[0].end != p[1].begin) return;
+    p[0].sum = tsr_checksum_join(kind, p[0].sum, p[1].sum, p[1].end - p[1].begin);
+    p[0].end = p[1].end;
+    pieces->count--;
+    memmove(p + 1, p + 2, (pieces->count - i - 1) * sizeof *p);
+}
+
+/* Puts a piece before the one at `i`, and returns the place of what it became. */
+static tsr_status insert(tsr_vec *pieces, tsr_checksum_kind kind, size_t *i, piece added, tsr_error *err)
+{
+    if (!tsr_vec_push(pieces, err)) return TSR_E_NOMEM;
+    piece *p = (piece *)pieces->items + *i;
+    memmove(p + 1, p, (pieces->count - *i - 1) * sizeof *p);
+    *p = added;
+    join(pieces, kind, *i);
+    if (*i > 0) {
+        const size_t count = pieces->count;
+        join(pieces, kind, *i - 1);
+        *i -= pieces->count < count;
+    }
+    return TSR_OK;
+}
+
+static tsr_status add(object_sum *one, const arrived_bytes *bytes, tsr_error *err)
+{
+    const uint64_t end = bytes->offset + bytes->size;
+    size_t i = 0;
+    for (uint64_t at = bytes->offset; at < end;) {
+        const piece *p = (const piece *)one->pieces.items + i;
+        if (i < one->pieces.count && p->end <= at) {
+            i++;
+        } else if (i < one->pieces.count && p->begin <= at) {
+            at = p->end;
+        } else {
+            const uint64_t until = i < one->pieces.count && p->begin < end ? p->begin : end;
+            const uint8_t *data = (const uint8_t *)bytes->data + (at - bytes->offset);
+            const piece added = {at, until, tsr_checksum_of(bytes->kind, data, (size_t)(until - at))};
+            TSR_TRY(insert(&one->pieces, bytes->kind, &i, added, err));
+        }
+    }
+    return TSR_OK;
+}
+
+/* Adds bytes; those that were added before are passed over. Borrows the object's key. When they are the last that were missing, *whole is true
+ * and `sum` is the checksum of the object. Errors: TSR_E_NOMEM. */
+static tsr_status sums_add(object_sums *sums, const arrived_bytes *bytes, bool *whole, char sum[TSR_CHECKSUM_TEXT],
+                           tsr_error *err)
+{
+    const uint64_t size = bytes->object->size;
+    pthread_mutex_lock(&sums->lock);
+    object_sum *one = find(sums, bytes->object, err);
+    const piece *first = one ? one->pieces.items : NULL;
+    const bool was_whole = one && one->pieces.count && first->begin == 0 && first->end == size;
+    const tsr_status status = !one ? TSR_E_NOMEM : was_whole ? TSR_OK : add(one, bytes, err);
+    first = one ? one->pieces.items : NULL;
+    *whole = status == TSR_OK && !was_whole && one->pieces.count && first->begin == 0 && first->end == size;
+    if (*whole) tsr_checksum_spell(bytes->kind, first->sum, sum);
+    pthread_mutex_unlock(&sums->lock);
+    return status;
+}
 
 /* ---- path store ---- */
 
@@ -125,7 +257,7 @@ typedef struct object_store {
     tsr_block_cache *cache;
     tsr_scheduled_reads *scheduled;
     tsr_guards *guards;
-    tsr_object_sums *sums;
+    object_sums *sums;
     tsr_pool *readers;         /* threads that wait for answers */
     pthread_mutex_t lock;      /* for `damaged` */
     const tsr_object *damaged; /* the first that arrived whole with another checksum than the server states; NULL: none */
@@ -216,8 +348,8 @@ static tsr_status sum_up(object_store *store, const tsr_object *object, const ts
     bool whole;
     if (!store->service->compares_checksums || kind == TSR_CHECKSUM_KINDS || t->capacity == object->size) return TSR_OK;
     TSR_TRY(check_damage(store, object, err));
-    const tsr_arrived bytes = {object, kind, x->request->offset, t->buffer, t->capacity};
-    TSR_TRY(tsr_object_sums_add(store->sums, &bytes, &whole, sum, err));
+    const arrived_bytes bytes = {object, kind, x->request->offset, t->buffer, t->capacity};
+    TSR_TRY(sums_add(store->sums, &bytes, &whole, sum, err));
     if (!whole) return TSR_OK;
     if (store->service->checks_whole_only) TSR_TRY(ask_for_sum(store, object, kind, stated, err));
     else memcpy(stated, t->answer.checksums.of_object[kind], sizeof stated);
@@ -509,7 +641,7 @@ static void object_close(tsr_store *base)
     object_store *store = (object_store *)base;
     tsr_scheduled_reads_free(store->scheduled);
     tsr_guards_free(store->guards);
-    tsr_object_sums_free(store->sums);
+    sums_free(store->sums);
     pthread_mutex_destroy(&store->lock);
     tsr_block_cache_free(store->cache);
     tsr_free(store->allocator, store->files, store->room, sizeof *store->files);
@@ -567,7 +699,7 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
     store->base.parallel_ctx = store->readers = tsr_pool_new(store->base.threads);
     pthread_mutex_init(&store->lock, NULL);
     tsr_status status = store->readers ? tsr_object_list_open(host->allocator, &store->objects, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_object_sums_new(host->allocator, &store->sums, err);
+    if (status == TSR_OK) status = sums_new(host->allocator, &store->sums, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, store_fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = tsr_scheduled_reads_new(host, store_fetch, store, &store->scheduled, err);

@@ -1,6 +1,8 @@
 /* See service.h. */
 #include "object_store/service.h"
 
+#include <cjson/cJSON.h>
+
 #include "object_store/exchange.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
@@ -116,20 +118,40 @@ tsr_str tsr_url_query(tsr_arena *arena, const tsr_parameter *parameters, size_t 
     return (tsr_str){out, n};
 }
 
-static int digit(char c)
+/* ---- metadata services, as AWS's documentation of container credentials and of IMDSv2 describes them, and Google's of its own ---- */
+
+enum { SERVICE_MOST_BYTES = 64 << 10 };
+
+tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request *request, tsr_arena *arena, tsr_str *text,
+                            long *status, tsr_error *err)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    char *buffer = tsr_arena_array(arena, SERVICE_MOST_BYTES, 1, err);
+    double seconds;
+    if (!buffer) return TSR_E_NOMEM;
+    tsr_http_transfer t = {.method = request->method,
+                           .url = request->url,
+                           .headers = request->headers,
+                           .connect_seconds = request->connect_seconds,
+                           .buffer = buffer,
+                           .capacity = SERVICE_MOST_BYTES};
+    tsr_http_transfer *const all[] = {&t};
+    tsr_transport_perform(transport, all, 1);
+    for (unsigned attempt = 1; !request->connect_seconds && tsr_retry_worthwhile(&t, attempt, &seconds); attempt++) {
+        tsr_retry_wait(seconds);
+        tsr_transport_perform(transport, all, 1);
+    }
+    *status = t.result == TSR_TRANSFER_ANSWERED ? t.answer.status : 0;
+    *text = (tsr_str){buffer, t.answer.size};
+    tsr_http_transfer_clear(&t);
+    return TSR_OK;
 }
 
-tsr_str tsr_url_decode(tsr_arena *arena, tsr_str text, tsr_error *err)
+const char *tsr_metadata_member(tsr_str json, const char *name, tsr_arena *arena, double *number)
 {
-    char *out = tsr_arena_array(arena, text.size + 1, 1, err);
-    size_t n = 0;
-    for (size_t i = 0; out && i < text.size; i++) {
-        const int high = text.data[i] == '%' && i + 2 < text.size ? digit(text.data[i + 1]) : -1;
-        const int low = high >= 0 ? digit(text.data[i + 2]) : -1;
-        out[n++] = low >= 0 ? (char)(high * 16 + low) : text.data[i] == '+' ? ' ' : text.data[i];
-        if (low >= 0) i += 2;
-    }
-    return (tsr_str){out, n};
+    cJSON *root = cJSON_ParseWithLength(json.data, json.size);
+    const cJSON *member = cJSON_GetObjectItemCaseSensitive(root, name);
+    const char *text = cJSON_IsString(member) ? tsr_arena_str(arena, tsr_str_from(member->valuestring), NULL).data : NULL;
+    if (number && cJSON_IsNumber(member)) *number = member->valuedouble;
+    cJSON_Delete(root);
+    return text;
 }

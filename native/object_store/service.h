@@ -4,7 +4,6 @@
 
 #include "io/checksums.h"
 #include "io/transport.h"
-#include "object_store/credentials.h"
 #include "tessera/memory.h"
 #include "tessera/status.h"
 #include "tessera/sys/containers.h"
@@ -224,10 +223,13 @@ static inline const char *tsr_setting(const char *variable)
 tsr_str tsr_url_encode(tsr_arena *arena, tsr_str text, bool keeps_slashes, tsr_error *err);
 /* Makes "?a=1&b=2" from the parameters in their order; empty if there are none. */
 tsr_str tsr_url_query(tsr_arena *arena, const tsr_parameter *parameters, size_t count, tsr_error *err);
-/* Decodes what S3 calls encoding-type=url: "%2B" is '+', and '+' is a space. */
-tsr_str tsr_url_decode(tsr_arena *arena, tsr_str text, tsr_error *err);
 
 /* ---- S3 and services with the same protocol, such as MinIO or Google's XML API. ---- */
+
+typedef struct tsr_credentials {
+    const char *id, *secret, *token; /* id NULL: there are none, so requests are not signed; token may be NULL */
+    int64_t expires;                 /* seconds since 1970; 0: never */
+} tsr_credentials;
 
 /* The settings of a service that is not S3 itself. All texts are borrowed. */
 typedef struct tsr_s3_elsewhere {
@@ -243,26 +245,19 @@ typedef struct tsr_s3_elsewhere {
 tsr_status tsr_s3_open(const tsr_allocator *allocator, const tsr_location *location, const tsr_s3_elsewhere *elsewhere,
                        tsr_transport *transport, tsr_service **out, tsr_error *err);
 
-/* Adds up the checksums of the ranges of objects that arrive, in any order and from any thread, until an object has arrived whole. What a
- * store states of the whole object can then be compared with it, although no request was for the whole object. */
+/* ---- metadata services of clouds ---- */
 
-typedef struct tsr_object_sums tsr_object_sums;
-
-tsr_status tsr_object_sums_new(const tsr_allocator *allocator, tsr_object_sums **out, tsr_error *err);
-void tsr_object_sums_free(tsr_object_sums *sums); /* accepts NULL */
-
-/* Bytes of an object that have arrived. */
-typedef struct tsr_arrived {
-    const tsr_object *object;
-    tsr_checksum_kind kind; /* not MD5, and always the same for an object */
-    uint64_t offset;
-    const void *data;
-    size_t size;
-} tsr_arrived;
-
-/* Adds bytes; those that were added before are passed over. Borrows the object's key. When they are the last that were missing, *whole is true
- * and `sum` is the checksum of the object. Errors: TSR_E_NOMEM. */
-tsr_status tsr_object_sums_add(tsr_object_sums *sums, const tsr_arrived *bytes, bool *whole, char sum[TSR_CHECKSUM_TEXT],
-                               tsr_error *err);
+/* Sends a request to a metadata service, with the same retries as other requests. `*text` lives in `arena`. `*status` 0:
+ * nobody answered. */
+typedef struct tsr_metadata_request {
+    const char *method, *url;
+    const char *const *headers; /* ends with NULL */
+    unsigned connect_seconds;   /* limit for connecting, with a single attempt; 0: the usual limit and retries */
+} tsr_metadata_request;
+tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request *request, tsr_arena *arena, tsr_str *text,
+                            long *status, tsr_error *err);
+/* The string with this name in a JSON object, in `arena`; NULL if there is none. If `number` is not NULL, it receives the
+ * value if that is a number. */
+const char *tsr_metadata_member(tsr_str json, const char *name, tsr_arena *arena, double *number);
 
 #endif
