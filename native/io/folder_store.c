@@ -336,8 +336,7 @@ static tsr_status folder_map(tsr_store *base, uint32_t file, tsr_str *out, tsr_e
     const tsr_store_file *listed_file = &base->files[file];
     if (listed_file->size < MAP_FROM_BYTES || listed_file->size > SIZE_MAX / 2) return TSR_E_UNSUPPORTED;
     int fd;
-    tsr_status status = acquire(store, file, &fd, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(acquire(store, file, &fd, err));
     struct stat info;
     void *memory = MAP_FAILED;
     /* Accessing a mapping beyond the end of the file would cause SIGBUS. */

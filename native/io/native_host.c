@@ -2,7 +2,6 @@
 #include "tessera/native_host.h"
 
 #include "io/checksums.h"
-#include "io/host_parts.h"
 #include "io/locked.h"
 #include "io/sys.h"
 #include "io/transport.h"
@@ -16,6 +15,135 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#elif defined(__AARCH64EL__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+/* ---- what processors of this kind do faster than portable code ---- */
+
+/* The types of tsr_host.look_up_pairs and tsr_host.carries. The functions below return NULL if this processor has nothing faster than
+ * the loops in core. */
+typedef void pair_shuffles(const tsr_pair_groups *groups, uint8_t *out);
+typedef bool wide_scan(const void *data, size_t size, uint32_t item_bytes, uint64_t lowest);
+
+/* A table of 16 products of 2 bytes becomes two vectors, of their low and of their high bytes. A shuffle by 16
+ * numbers looks up the low bytes of their products, another one the high bytes, and both are interleaved. */
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SSSE3 __attribute__((target("ssse3")))
+
+SSSE3 static void look_up_group(const uint8_t *pairs, size_t bytes, const uint16_t *products, uint8_t *out)
+{
+    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), half = _mm_set1_epi8(15);
+    const __m128i first = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)products), apart);
+    const __m128i second = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(products + 8)), apart);
+    const __m128i low = _mm_unpacklo_epi64(first, second), high = _mm_unpackhi_epi64(first, second);
+    for (size_t i = 0; i < bytes; i += 8) {
+        const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(pairs + i));
+        const __m128i numbers = _mm_unpacklo_epi8(_mm_and_si128(eight, half), _mm_and_si128(_mm_srli_epi16(eight, 4), half));
+        const __m128i lows = _mm_shuffle_epi8(low, numbers), highs = _mm_shuffle_epi8(high, numbers);
+        _mm_storeu_si128((__m128i *)(void *)(out + 4 * i), _mm_unpacklo_epi8(lows, highs));
+        _mm_storeu_si128((__m128i *)(void *)(out + 4 * i + 16), _mm_unpackhi_epi8(lows, highs));
+    }
+}
+
+SSSE3 static void look_up_pairs(const tsr_pair_groups *g, uint8_t *out)
+{
+    for (size_t i = 0; i < g->count; i++)
+        look_up_group(g->pairs + i * g->group_bytes, g->group_bytes, g->products[g->tables[i]],
+                      out + 4 * i * g->group_bytes);
+}
+
+static pair_shuffles *shuffles_here(void)
+{
+    return __builtin_cpu_supports("ssse3") ? look_up_pairs : NULL;
+}
+#elif defined(__AARCH64EL__) && defined(__ARM_NEON)
+static void look_up_group(const uint8_t *pairs, size_t bytes, const uint16_t *products, uint8_t *out)
+{
+    const uint8x16x2_t table = vld2q_u8((const uint8_t *)products);
+    for (size_t i = 0; i < bytes; i += 8) {
+        const uint8x8_t eight = vld1_u8(pairs + i);
+        const uint8x8x2_t zipped = vzip_u8(vand_u8(eight, vdup_n_u8(15)), vshr_n_u8(eight, 4));
+        const uint8x16_t numbers = vcombine_u8(zipped.val[0], zipped.val[1]);
+        const uint8x16x2_t found = {{vqtbl1q_u8(table.val[0], numbers), vqtbl1q_u8(table.val[1], numbers)}};
+        vst2q_u8(out + 4 * i, found);
+    }
+}
+
+static void look_up_pairs(const tsr_pair_groups *g, uint8_t *out)
+{
+    for (size_t i = 0; i < g->count; i++)
+        look_up_group(g->pairs + i * g->group_bytes, g->group_bytes, g->products[g->tables[i]],
+                      out + 4 * i * g->group_bytes);
+}
+
+static pair_shuffles *shuffles_here(void)
+{
+    return look_up_pairs;
+}
+#else
+static pair_shuffles *shuffles_here(void)
+{
+    return NULL;
+}
+#endif
+
+/* A block is four vectors of 32 bytes. */
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define AVX2 __attribute__((target("avx2")))
+
+/* `add` adds two vectors lane by lane. */
+#define SCAN(name, add, set, magnitude) \
+    AVX2 static bool name(const uint8_t *data, size_t size, uint64_t lowest) \
+    { \
+        const __m256i low = set(lowest), mask = set(magnitude); \
+        __m256i found = _mm256_setzero_si256(); \
+        for (size_t at = 0; at < size; at += TSR_SCAN_BLOCK) { \
+            for (size_t i = 0; i < TSR_SCAN_BLOCK; i += sizeof found) { \
+                const __m256i numbers = _mm256_loadu_si256((const __m256i *)(const void *)(data + at + i)); \
+                found = _mm256_or_si256(found, add(_mm256_and_si256(numbers, mask), low)); \
+            } \
+        } \
+        return !_mm256_testc_si256(mask, found); /* a sign bit was set */ \
+    }
+
+#define SET_8(value)  _mm256_set1_epi8((char)(value))
+#define SET_16(value) _mm256_set1_epi16((short)(value))
+#define SET_32(value) _mm256_set1_epi32((int)(value))
+#define SET_64(value) _mm256_set1_epi64x((long long)(value))
+
+SCAN(scan_8, _mm256_add_epi8, SET_8, 0x7f)
+SCAN(scan_16, _mm256_add_epi16, SET_16, 0x7fff)
+SCAN(scan_32, _mm256_add_epi32, SET_32, 0x7fffffff)
+SCAN(scan_64, _mm256_add_epi64, SET_64, INT64_MAX)
+
+static bool carries(const void *data, size_t size, uint32_t item_bytes, uint64_t lowest)
+{
+    switch (item_bytes) {
+    case 1: return scan_8(data, size, lowest);
+    case 2: return scan_16(data, size, lowest);
+    case 4: return scan_32(data, size, lowest);
+    default: return scan_64(data, size, lowest);
+    }
+}
+
+static wide_scan *scan_here(void)
+{
+    return __builtin_cpu_supports("avx2") ? carries : NULL;
+}
+#else
+static wide_scan *scan_here(void)
+{
+    return NULL;
+}
+#endif
+
+/* ---- the host ---- */
 
 static uint32_t cores_allowed(void)
 {
@@ -40,8 +168,8 @@ void tsr_native_host_open(tsr_native_host *out, uint32_t threads)
                                  .xxh3 = tsr_native_xxh3,
                                  .zstd = tsr_native_zstd,
                                  .threads = 1,
-                                 .carries = tsr_native_wide_scan(),
-                                 .look_up_pairs = tsr_native_pair_shuffles(),
+                                 .carries = scan_here(),
+                                 .look_up_pairs = shuffles_here(),
                              }};
     out->pool = threads > 1 ? tsr_pool_new(threads) : NULL;
     if (!out->pool) return;

@@ -66,8 +66,7 @@ static tsr_status grow(pipe_store *store, const char *path, tsr_error *err)
 static tsr_status read_all(pipe_store *store, int fd, const char *path, tsr_error *err)
 {
     for (;;) {
-        const tsr_status status = grow(store, path, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(grow(store, path, err));
         const ssize_t n = read(fd, store->bytes + store->file.size, store->room - (size_t)store->file.size);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return tsr_sys_raise(err, "read", path);

@@ -1,5 +1,6 @@
 /* See tessera/sys/path.h. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -16,50 +17,243 @@
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
-/* Files that most checkpoints have, to be requested one after the other. Ends with NULL. */
-extern const char *const tsr_remote_first[];
-/* Files that the Trainer and accelerate write next to a model. Ends with NULL. */
-extern const char *const tsr_remote_of_trainer[];
-/* The same next to an adapter, without what tsr_remote_other has. */
-extern const char *const tsr_remote_of_adapter[];
-/* Files to request, all together, if there are none of tsr_remote_first. Ends with NULL. */
-extern const char *const tsr_remote_other[];
-/* An adapter of PEFT, which the Trainer saves in the model's place. Asked for last. */
-extern const char *const tsr_remote_adapters[];
+/* ---- the origin of a URL (RFC 3986, 3.2): its scheme, host and port, which together decide who may receive a secret ---- */
+
+typedef struct place {
+    size_t scheme;    /* number of its characters; 0: neither http nor https */
+    const char *user; /* the text after "//" */
+    size_t user_size; /* including the '@' */
+    const char *host;
+    size_t host_size;
+    unsigned long port;
+} place;
+
+static place place_of(const char *url)
+{
+    place p = {0};
+    const bool secure = strncasecmp(url, "https://", 8) == 0;
+    if (!secure && strncasecmp(url, "http://", 7) != 0) return p;
+    p.scheme = secure ? 5 : 4;
+    p.user = p.host = url + p.scheme + 3;
+    const char *end = p.host + strcspn(p.host, "/?#");
+    for (const char *at = p.host; at < end; at++)
+        if (*at == '@') p.host = at + 1;
+    p.user_size = (size_t)(p.host - p.user);
+    const char *close = *p.host == '[' ? memchr(p.host, ']', (size_t)(end - p.host)) : NULL;
+    const char *colon = memchr(close ? close : p.host, ':', (size_t)(end - (close ? close : p.host)));
+    p.host_size = (size_t)((colon ? colon : end) - p.host);
+    p.port = colon && colon + 1 < end ? strtoul(colon + 1, NULL, 10) : secure ? 443 : 80;
+    return p;
+}
+
+bool tsr_http_same_origin(const char *a, const char *b)
+{
+    const place x = place_of(a), y = place_of(b);
+    return x.scheme && x.scheme == y.scheme && x.port == y.port && x.host_size == y.host_size &&
+           strncasecmp(x.host, y.host, x.host_size) == 0;
+}
+
+/* A copy of `url` (malloc) with the "user:password@" of `from`, unless it has its own; NULL if memory ran out. */
+static char *http_with_user(const char *url, const char *from)
+{
+    const place to = place_of(url), had = place_of(from);
+    if (!to.scheme || to.user_size || !had.user_size) return strdup(url);
+    const size_t head = (size_t)(to.user - url), size = strlen(url);
+    char *text = malloc(size + had.user_size + 1);
+    if (!text) return NULL;
+    memcpy(text, url, head);
+    memcpy(text + head, had.user, had.user_size);
+    memcpy(text + head + had.user_size, url + head, size - head + 1);
+    return text;
+}
+
+/* ---- reading ranges (RFC 9110) ---- */
+
+enum { MOST_REDIRECTS = 10, MOST_HEADERS = 64 };
+
+/* Reads ranges of files at http(s) URLs. */
+typedef struct http_reader {
+    const tsr_allocator *allocator;
+    tsr_transport *transport;
+    char *lines;                           /* copy of TESSERA_HTTP_HEADERS, with a NUL at the end of each line */
+    const char *headers[MOST_HEADERS + 1]; /* pointers into `lines` */
+} http_reader;
+
+/* Which bytes to read, and where to store them. */
+typedef struct http_range {
+    uint64_t byte_offset;
+    size_t size;
+    void *buffer;
+} http_range;
+
+/* Splits TESSERA_HTTP_HEADERS into lines ("Authorization: Bearer …"). These headers are sent with every request to the
+ * origin of the given URL, but not to other origins that it redirects to. */
+static tsr_status take_headers(http_reader *http, tsr_error *err)
+{
+    const char *given = getenv("TESSERA_HTTP_HEADERS");
+    size_t count = 0;
+    if (!given) return TSR_OK;
+    http->lines = strdup(given);
+    if (!http->lines) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for HTTP headers");
+    for (char *rest = http->lines, *line; (line = strtok_r(rest, "\n", &rest));) {
+        if (count == MOST_HEADERS)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "TESSERA_HTTP_HEADERS has more than %d lines", MOST_HEADERS);
+        http->headers[count++] = line;
+    }
+    return TSR_OK;
+}
+
+/* TSR_E_UNSUPPORTED without libcurl. Uses at most `depth` connections. Thread-safe, except for close. */
+static void http_close(http_reader *http)
+{
+    if (!http) return;
+    tsr_transport_close(http->transport);
+    free(http->lines);
+    tsr_free(http->allocator, http, 1, sizeof *http);
+}
+
+/* TSR_E_UNSUPPORTED without libcurl. Uses at most `depth` connections. Thread-safe, except for close. */
+static tsr_status http_open(const tsr_allocator *allocator, unsigned depth, http_reader **out, tsr_error *err)
+{
+    http_reader *http = tsr_alloc(allocator, 1, sizeof *http, err);
+    if (!http) return TSR_E_NOMEM;
+    *http = (http_reader){.allocator = allocator};
+    tsr_status status = tsr_transport_open(allocator, depth, &http->transport, err);
+    if (status == TSR_OK) status = take_headers(http, err);
+    if (status == TSR_OK) *out = http;
+    else http_close(http);
+    return status;
+}
+
+/* ---- one request ---- */
+
+/* `trusted`: includes the secrets that are intended for the origin of the given URL. */
+static void perform(const http_reader *http, const char *url, bool trusted, tsr_http_transfer *t)
+{
+    tsr_http_transfer *const all[] = {t};
+    t->url = url;
+    t->headers = trusted ? http->headers : NULL;
+    t->use_netrc = trusted;
+    tsr_transport_perform(http->transport, all, 1);
+}
+
+/* Whether `moved` is `url` with a slash: how servers answer to the address of a directory whose slash was left out. */
+static bool is_slashed(const char *url, const char *moved)
+{
+    size_t end = strcspn(url, "?#"), slashed = strcspn(moved, "?#");
+    if (!end || !slashed || url[end - 1] == '/' || moved[--slashed] != '/') return false;
+    while (end && slashed && url[end - 1] == moved[slashed - 1] && url[end - 1] != '/') end--, slashed--;
+    return end && slashed && url[end - 1] == '/' && moved[slashed - 1] == '/';
+}
+
+/* Performs a request and follows its redirects. libcurl's own redirects would send all headers except Authorization and
+ * Cookie to other hosts, and the .netrc entry of a host to all its ports. Once another origin was involved, a redirect back
+ * is not trusted either, because that origin chose the address. */
+static void perform_following(const http_reader *http, const char *url, tsr_http_transfer *t)
+{
+    char *moved = NULL;
+    bool trusted = true;
+    perform(http, url, true, t);
+    for (unsigned count = 0; t->result == TSR_TRANSFER_ANSWERED && t->redirect; count++) {
+        trusted = trusted && tsr_http_same_origin(url, t->redirect);
+        char *next = trusted ? http_with_user(t->redirect, url) : strdup(t->redirect);
+        free(moved);
+        moved = next;
+        if (!next || count == MOST_REDIRECTS) {
+            t->result = TSR_TRANSFER_FAILED;
+            snprintf(t->reason, sizeof t->reason, "%s", next ? "Number of redirects hit maximum amount" : "out of memory");
+            break;
+        }
+        perform(http, next, trusted, t);
+    }
+    t->answer.is_directory = moved && is_slashed(url, moved);
+    free(moved);
+}
+
+/* Checks that a partial answer contains the range that was requested. */
+static tsr_status check_part(const char *shown, const tsr_http_transfer *t, uint64_t byte_offset, size_t size,
+                             tsr_error *err)
+{
+    const tsr_http_answer *answer = &t->answer;
+    if (answer->status != 206) return TSR_OK;
+    if (!answer->is_range)
+        return tsr_raise(err, TSR_E_IO, byte_offset,
+                         "%s: the server answered 206 without saying which part of the file it gave", shown);
+    const uint64_t last = answer->total && answer->total - 1 - byte_offset < size - 1 && answer->total > byte_offset
+                              ? answer->total - 1
+                              : byte_offset + size - 1;
+    if (answer->first != byte_offset || answer->last != last)
+        return tsr_raise(err, TSR_E_IO, byte_offset,
+                         "%s: the server gave bytes %" PRIu64 "-%" PRIu64 " where %" PRIu64 "-%" PRIu64 " were asked for",
+                         shown, answer->first, answer->last, byte_offset, last);
+    const uint64_t wanted = last - byte_offset + 1;
+    if (answer->size == wanted && !t->overflowed) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, byte_offset, "%s: the server gave %s%zu bytes of %" PRIu64, shown,
+                     t->overflowed ? "more than " : "", answer->size, wanted);
+}
+
+/* Reads the bytes of `range`, or fewer if the file ends before, and follows redirects. If the server sends the whole file,
+ * does not wait for what follows the range. The headers in TESSERA_HTTP_HEADERS, the user and password in the URL and those
+ * in ~/.netrc are sent only to the URL's own scheme, host and port. Temporary failures are retried (io/transport.h). Any status
+ * of the server counts as an answer; TSR_E_IO if there is no answer after all retries, or if a 206 does not contain the
+ * requested range. Messages contain the URL without its secrets. */
+static tsr_status http_get(http_reader *http, const char *url, http_range range, tsr_http_answer *answer, tsr_error *err)
+{
+    char header[64], shown[2048];
+    double seconds;
+    tsr_http_transfer t = {.range = header, .buffer = range.buffer, .capacity = range.size};
+    snprintf(header, sizeof header, "%" PRIu64 "-%" PRIu64, range.byte_offset, range.byte_offset + range.size - 1);
+    perform_following(http, url, &t);
+    for (unsigned attempt = 1; tsr_retry_worthwhile(&t, attempt, &seconds); attempt++) {
+        tsr_retry_wait(seconds);
+        perform_following(http, url, &t);
+    }
+    *answer = t.answer;
+    shown[tsr_uri_redact(tsr_str_from(url), shown, sizeof shown - 1)] = '\0';
+    const tsr_status status = t.result == TSR_TRANSFER_ANSWERED
+                                  ? check_part(shown, &t, range.byte_offset, range.size, err)
+                                  : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", shown, t.reason);
+    tsr_http_transfer_clear(&t);
+    return status;
+}
 
 enum { TSR_REMOTE_MARKED = 8, TSR_REMOTE_MARKER_SIZE = 255 };
-/* Those files of tsr_remote_other that name the directory of the newest checkpoint, in order of precedence. Ends with
- * NULL. */
-extern const char *const tsr_remote_markers[];
 
 /* ---- remote names ---- */
 
 /* Names of files with which a checkpoint is found in a directory of a server that cannot list it. Each framework writes some
  * files under fixed names; the others follow from the contents of these. */
 
-const char *const tsr_remote_first[] = {
+/* Files that most checkpoints have, to be requested one after the other. Ends with NULL. */
+static const char *const remote_first[] = {
     ".metadata", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     NULL};
-const char *const tsr_remote_of_trainer[] = {"trainer_state.json", "training_args.bin", "random_states_0.pkl", NULL};
-const char *const tsr_remote_of_adapter[] = {"trainer_state.json", "training_args.bin", NULL};
-const char *const tsr_remote_adapters[] = {"adapter_model.safetensors", "adapter_model.bin", NULL};
-const char *const tsr_remote_markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", NULL};
+/* Files that the Trainer and accelerate write next to a model. Ends with NULL. */
+static const char *const remote_of_trainer[] = {"trainer_state.json", "training_args.bin", "random_states_0.pkl", NULL};
+/* The same next to an adapter, without what remote_other has. */
+static const char *const remote_of_adapter[] = {"trainer_state.json", "training_args.bin", NULL};
+/* An adapter of PEFT, which the Trainer saves in the model's place. Asked for last. */
+static const char *const remote_adapters[] = {"adapter_model.safetensors", "adapter_model.bin", NULL};
+/* Those files of remote_other that name the directory of the newest checkpoint, in order of precedence. Ends with
+ * NULL. */
+static const char *const remote_markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", NULL};
 
 #define OF_ZERO "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero/optimizer_state.pt"
-const char *const tsr_remote_other[] = {"latest",
-                                        "latest_universal",
-                                        "latest_checkpointed_iteration.txt",
-                                        OF_ZERO,
-                                        "pytorch_model_fsdp_0/.metadata",
-                                        "fsdp_config.json",
-                                        "pytorch_model_fsdp.bin",
-                                        "random_states_0.pkl",
-                                        NULL};
+/* Files to request, all together, if there are none of remote_first. Ends with NULL. */
+static const char *const remote_other[] = {"latest",
+                                           "latest_universal",
+                                           "latest_checkpointed_iteration.txt",
+                                           OF_ZERO,
+                                           "pytorch_model_fsdp_0/.metadata",
+                                           "fsdp_config.json",
+                                           "pytorch_model_fsdp.bin",
+                                           "random_states_0.pkl",
+                                           NULL};
 static const char *const of_tag[] = {OF_ZERO, NULL};
 static const char *const of_iteration[] = {".metadata", "metadata.json", NULL};
 static const char *const of_verl[] = {"fsdp_config.json", NULL};
 
-/* Whether a file of tsr_remote_first may belong to a checkpoint of the Trainer. */
+/* Whether a file of remote_first may belong to a checkpoint of the Trainer. */
 static bool remote_is_model(const char *name)
 {
     return strcmp(name, ".metadata") != 0;
@@ -131,7 +325,7 @@ typedef struct remote_store {
     tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_arena *arena;
-    tsr_http *http;
+    http_reader *http;
     tsr_str root;    /* the part of URLs that precedes names, with '/' at its end */
     tsr_str query;   /* "?token=…" of the given URL, used for all files */
     tsr_vec files;   /* of remote_file, sorted by name */
@@ -152,15 +346,14 @@ static remote_file *file_at(remote_store *store, uint32_t file)
     return &((remote_file *)store->files.items)[file];
 }
 
-/* ---- reading ---- */
+/* ---- reading files ---- */
 
 static tsr_status fetch(void *ctx, uint32_t number, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     remote_store *store = ctx;
     const remote_file *file = file_at(store, number);
     tsr_http_answer answer;
-    const tsr_status status =
-        tsr_http_get(store->http, file->url.data, (tsr_http_range){offset, size, buffer}, &answer, err);
+    const tsr_status status = http_get(store->http, file->url.data, (http_range){offset, size, buffer}, &answer, err);
     if (status != TSR_OK) return status;
     if (answer.status != 206)
         return tsr_raise(err, TSR_E_IO, offset, "%s answered %ld to a request for a byte range (expected 206)",
@@ -266,7 +459,7 @@ static void remote_close(tsr_store *base)
     }
     tsr_vec_free(&store->files);
     tsr_vec_free(&store->listing);
-    tsr_http_close(store->http);
+    http_close(store->http);
     tsr_arena_free(store->arena);
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
@@ -285,8 +478,8 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
     file->size = first->total;
     file->whole = tsr_alloc(store->allocator, (size_t)file->size + 1, 1, err);
     if (!file->whole) return TSR_E_NOMEM;
-    const tsr_http_range range = {0, (size_t)file->size + 1, file->whole};
-    const tsr_status status = tsr_http_get(store->http, file->url.data, range, &answer, err);
+    const http_range range = {0, (size_t)file->size + 1, file->whole};
+    const tsr_status status = http_get(store->http, file->url.data, range, &answer, err);
     if (status == TSR_OK && answer.size != file->size)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->shown.data, answer.size,
                          file->size);
@@ -299,7 +492,7 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
     char byte;
     tsr_http_answer answer;
     const char *url = file->url.data;
-    const tsr_status status = tsr_http_get(store->http, url, (tsr_http_range){0, 1, &byte}, &answer, err);
+    const tsr_status status = http_get(store->http, url, (http_range){0, 1, &byte}, &answer, err);
     if (status != TSR_OK) return status;
     memcpy(file->version, answer.version, sizeof file->version);
     file->size = answer.total;
@@ -469,8 +662,8 @@ static tsr_status follow_marker(remote_store *store, tsr_error *err)
     tsr_str names[TSR_REMOTE_MARKED];
     size_t count, added;
     uint32_t file = TSR_NO_FILE;
-    for (size_t i = 0; tsr_remote_markers[i] && file == TSR_NO_FILE; i++)
-        file = tsr_store_find(&store->base, tsr_str_from(tsr_remote_markers[i]));
+    for (size_t i = 0; remote_markers[i] && file == TSR_NO_FILE; i++)
+        file = tsr_store_find(&store->base, tsr_str_from(remote_markers[i]));
     const uint64_t size = file == TSR_NO_FILE ? 0 : store->base.files[file].size;
     if (size == 0 || size > sizeof bytes) return TSR_OK;
     tsr_status status = remote_read_at(&store->base, file, 0, bytes, (size_t)size, err);
@@ -480,12 +673,11 @@ static tsr_status follow_marker(remote_store *store, tsr_error *err)
 
 static tsr_status find_first(remote_store *store, tsr_error *err)
 {
-    for (size_t i = 0; tsr_remote_first[i]; i++) {
-        const tsr_str name = tsr_str_from(tsr_remote_first[i]);
+    for (size_t i = 0; remote_first[i]; i++) {
+        const tsr_str name = tsr_str_from(remote_first[i]);
         size_t added;
-        const tsr_status status = tsr_remote_store_add(&store->base, &name, 1, &added, err);
-        if (status != TSR_OK) return status;
-        if (added) return remote_is_model(tsr_remote_first[i]) ? ask_for(store, tsr_remote_of_trainer, err) : TSR_OK;
+        TSR_TRY(tsr_remote_store_add(&store->base, &name, 1, &added, err));
+        if (added) return remote_is_model(remote_first[i]) ? ask_for(store, remote_of_trainer, err) : TSR_OK;
     }
     return TSR_OK;
 }
@@ -494,11 +686,11 @@ static tsr_status open_folder(remote_store *store, const char *address, tsr_erro
 {
     tsr_status status = find_first(store, err);
     if (status != TSR_OK || store->base.file_count) return status;
-    status = ask_for(store, tsr_remote_other, err);
+    status = ask_for(store, remote_other, err);
     if (status == TSR_OK) status = follow_marker(store, err);
     if (status != TSR_OK || store->base.file_count) return status;
-    status = ask_for(store, tsr_remote_adapters, err);
-    if (status == TSR_OK && store->base.file_count) return ask_for(store, tsr_remote_of_adapter, err);
+    status = ask_for(store, remote_adapters, err);
+    if (status == TSR_OK && store->base.file_count) return ask_for(store, remote_of_adapter, err);
     if (status != TSR_OK) return status;
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;
@@ -564,7 +756,7 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
     const uint32_t depth = tsr_io_depth(host);
     store->base.parallel_ctx = store->readers = tsr_pool_new(depth);
     store->base.threads = depth;
-    tsr_status status = store->arena && store->readers ? tsr_http_open(allocator, depth, &store->http, err) : TSR_E_NOMEM;
+    tsr_status status = store->arena && store->readers ? http_open(allocator, depth, &store->http, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_scheduled_reads_new(host, fetch, store, &store->scheduled, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(allocator, read_unguarded, store, &store->guards, err);

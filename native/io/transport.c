@@ -10,16 +10,80 @@
 #include <time.h>
 
 #if defined(TSR_HAVE_CURL)
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <strings.h>
-#include <time.h>
 
-#include "io/curl_library.h"
+#define CURL_DISABLE_DEPRECATION 1 /* older releases have only the deprecated names */
+#include <curl/curl.h>
 
 #include "tessera/sys/containers.h"
+
+/* ---- libcurl, which is loaded when the first URL is opened, so that programs that open no URL start without it ---- */
+
+/* The functions of libcurl that are used. Their names lack the prefix "curl_". */
+typedef struct curl_calls {
+    void *library;
+    CURLcode (*global_init)(long flags);
+    CURL *(*easy_init)(void);
+    void (*easy_reset)(CURL *handle);
+    CURLcode (*easy_setopt)(CURL *handle, CURLoption option, ...);
+    CURLcode (*easy_getinfo)(CURL *handle, CURLINFO info, ...);
+    void (*easy_cleanup)(CURL *handle);
+    const char *(*easy_strerror)(CURLcode code);
+    CURLM *(*multi_init)(void);
+    CURLMcode (*multi_setopt)(CURLM *multi, CURLMoption option, ...);
+    CURLMcode (*multi_add_handle)(CURLM *multi, CURL *handle);
+    CURLMcode (*multi_remove_handle)(CURLM *multi, CURL *handle);
+    CURLMcode (*multi_perform)(CURLM *multi, int *running);
+    CURLMcode (*multi_poll)(CURLM *multi, struct curl_waitfd *fds, unsigned fd_count, int milliseconds, int *ready);
+    CURLMcode (*multi_wakeup)(CURLM *multi);
+    CURLMsg *(*multi_info_read)(CURLM *multi, int *left);
+    CURLMcode (*multi_cleanup)(CURLM *multi);
+    struct curl_slist *(*slist_append)(struct curl_slist *list, const char *text);
+    void (*slist_free_all)(struct curl_slist *list);
+} curl_calls;
+
+/* TSR_E_UNSUPPORTED if libcurl is not installed or is older than 7.68. */
+static tsr_status curl_open(curl_calls *out, tsr_error *err)
+{
+    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
+    const tsr_library_call calls[] = {
+        {"curl_global_init", &out->global_init},
+        {"curl_easy_init", &out->easy_init},
+        {"curl_easy_reset", &out->easy_reset},
+        {"curl_easy_setopt", &out->easy_setopt},
+        {"curl_easy_getinfo", &out->easy_getinfo},
+        {"curl_easy_cleanup", &out->easy_cleanup},
+        {"curl_easy_strerror", &out->easy_strerror},
+        {"curl_multi_init", &out->multi_init},
+        {"curl_multi_setopt", &out->multi_setopt},
+        {"curl_multi_add_handle", &out->multi_add_handle},
+        {"curl_multi_remove_handle", &out->multi_remove_handle},
+        {"curl_multi_perform", &out->multi_perform},
+        {"curl_multi_poll", &out->multi_poll},
+        {"curl_multi_wakeup", &out->multi_wakeup},
+        {"curl_multi_info_read", &out->multi_info_read},
+        {"curl_multi_cleanup", &out->multi_cleanup},
+        {"curl_slist_append", &out->slist_append},
+        {"curl_slist_free_all", &out->slist_free_all},
+    };
+    *out = (curl_calls){0};
+    if (tsr_library_open(names, calls, sizeof calls / sizeof *calls, &out->library, NULL) != TSR_OK ||
+        out->global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+        return tsr_raise(
+            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            "URLs are read with libcurl 7.68 or later (libcurl.so.4), which is not installed (Debian: libcurl4)");
+    return TSR_OK;
+}
+
+/* Accepts a zeroed one. */
+static void curl_close(curl_calls *curl)
+{
+    if (curl->library) dlclose(curl->library);
+    *curl = (curl_calls){0};
+}
+
+/* ---- transfers ---- */
 
 enum {
     MOST_HANDLES = 64,
@@ -52,7 +116,7 @@ typedef struct batch {
 struct tsr_transport {
     tsr_process process; /* the one that the thread and the connections belong to */
     const tsr_allocator *allocator;
-    tsr_curl curl;
+    curl_calls curl;
     unsigned depth;
     CURLM *multi;
     CURL *idle[MOST_HANDLES]; /* used only by the thread */
@@ -147,7 +211,7 @@ static int watch(void *ctx, curl_off_t down_total, curl_off_t down, curl_off_t u
 
 /* ---- one transfer ---- */
 
-static void set_method(const tsr_curl *curl, const job *j)
+static void set_method(const curl_calls *curl, const job *j)
 {
     const tsr_http_transfer *t = j->transfer;
     const char *method = t->method ? t->method : "GET";
@@ -170,7 +234,7 @@ static void set_method(const tsr_curl *curl, const job *j)
     }
 }
 
-static bool set_headers(const tsr_curl *curl, job *j)
+static bool set_headers(const curl_calls *curl, job *j)
 {
     const char *const *header = j->transfer->headers;
     for (; header && *header; header++) {
@@ -191,7 +255,7 @@ static const char *authorities(const tsr_http_transfer *t)
     return given && *given ? given : NULL;
 }
 
-static bool prepare(const tsr_curl *curl, job *j)
+static bool prepare(const curl_calls *curl, job *j)
 {
     const tsr_http_transfer *t = j->transfer;
     const char *trusted = authorities(t);
@@ -249,7 +313,7 @@ static tsr_http_transfer_result result_of(const job *j, CURLcode code)
 
 static void finish(tsr_transport *transport, job *j, CURLcode code)
 {
-    const tsr_curl *curl = &transport->curl;
+    const curl_calls *curl = &transport->curl;
     tsr_http_transfer *t = j->transfer;
     char *redirect = NULL;
     t->result = result_of(j, code);
@@ -279,7 +343,7 @@ static void finish(tsr_transport *transport, job *j, CURLcode code)
 
 static void begin(tsr_transport *transport, job *j)
 {
-    const tsr_curl *curl = &transport->curl;
+    const curl_calls *curl = &transport->curl;
     transport->active++;
     j->transfer->began = j->transfer->heard = tsr_seconds();
     j->patience = tsr_retry_patience();
@@ -418,7 +482,7 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
     pthread_mutex_init(&transport->lock, NULL);
     pthread_cond_init(&transport->ended, NULL);
     tsr_status status = tsr_retry_check_setting(err);
-    if (status == TSR_OK) status = tsr_curl_open(&transport->curl, err);
+    if (status == TSR_OK) status = curl_open(&transport->curl, err);
     if (status == TSR_OK && !open_connections(transport))
         status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for connections");
     if (status != TSR_OK) {
@@ -442,7 +506,7 @@ void tsr_transport_close(tsr_transport *transport)
     }
     for (size_t i = 0; i < transport->idle_count; i++) transport->curl.easy_cleanup(transport->idle[i]);
     if (transport->multi) transport->curl.multi_cleanup(transport->multi);
-    tsr_curl_close(&transport->curl);
+    curl_close(&transport->curl);
     pthread_cond_destroy(&transport->ended);
     pthread_mutex_destroy(&transport->lock);
     tsr_free(transport->allocator, transport, 1, sizeof *transport);
