@@ -1,4 +1,5 @@
 /* `tessera cp`: copies all files of a checkpoint unchanged, and reads them back before its marker appears. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,20 +7,421 @@
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "cli/writing/copy_files.h"
 #include "cli/writing/writing.h"
 #include "io/sys.h"
 #include "publish/file_sums.h"
+#include "publish/journal.h"
 #include "publish/replacement.h"
+#include "publish/text.h"
+#include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/little_endian.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/publication.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
-enum { BUFFER = 8 << 20 };
+enum {
+    BUFFER = 8 << 20,
+    CHUNK = 32 << 20, /* bytes */
+    RECORD = 16,      /* bytes in the journal per chunk */
+    NAMED = 4,        /* how many missing files an error names */
+    LEVELS = 64       /* of subdirectories */
+};
+
+/* The files of a copy in the order in which they are created: markers, whose presence makes a checkpoint complete, are the last. */
+typedef struct copied_files {
+    tsr_store *from;
+    uint32_t *numbers;      /* of the files in `from` */
+    tsr_str *names;         /* "" for a single file */
+    uint64_t *sizes;        /* in bytes */
+    uint32_t count, marker; /* number of files; index of the first marker (a single file is one), or `count` */
+    uint64_t byte_total;
+    tsr_hidden_names hidden;  /* files that `from` does not list because of their names */
+    tsr_hidden_names special; /* what is neither a file nor a directory that is listed */
+} copied_files;
+
+/* What a copy to a disk has done, in its journal, so that --resume can continue it: an identification of the source, then the digest
+ * of every chunk that was written, as publish/file_sums.h computes it. The first step of the journal identifies the source; each later
+ * one holds chunks: n × (number u64, digest u64), little-endian. */
+typedef struct copy_log {
+    tsr_journal *journal; /* NULL: nothing is recorded */
+    uint64_t *first;      /* for each file, in the order of the copy, the number of its first chunk */
+    uint64_t chunk_count;
+    uint64_t *sums;
+    bool *is_recorded;
+    tsr_vec pending; /* of char: records that are not in the journal yet */
+    uint64_t pending_bytes;
+    bool has_chunks; /* chunks are recorded, which a later run can continue */
+} copy_log;
+
+/* ---- the source ---- */
+
+static bool describe(tsr_store *store, uint32_t file, char *line, size_t room)
+{
+    tsr_file_id id;
+    int64_t seconds, nanoseconds;
+    const uint64_t size = store->files[file].size;
+    if (tsr_folder_store_identify(store, file, &id)) {
+        tsr_folder_store_modified(store, file, &seconds, &nanoseconds);
+        snprintf(line, room, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", size, id.device, id.inode,
+                 seconds, nanoseconds);
+        return true;
+    }
+    const char *version = tsr_path_store_version(store, file);
+    const int length = snprintf(line, room, "%" PRIu64 " %s\n", size, version);
+    return *version && length > 0 && (size_t)length < room;
+}
+
+/* Identifies the source by a text that is the same in a later run only if none of its files has changed. It has one line per file: its
+ * size and its version, which is the ETag of a remote file, or inode and modification time of a local one. It is empty if a remote
+ * file has no version. It contains no URL, because a URL may contain a signature. */
+static tsr_status identify_source(const copied_files *files, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    char line[512];
+    bool is_known = true;
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_status status = tsr_text_add(&text, TSR_STR("source\n"), err);
+    for (uint32_t i = 0; i < files->count && status == TSR_OK && is_known; i++) {
+        is_known = describe(files->from, files->numbers[i], line, sizeof line);
+        status = tsr_text_add(&text, tsr_str_from(line), err);
+    }
+    *out = (tsr_str){"", 0};
+    if (status == TSR_OK && is_known) *out = tsr_arena_str(arena, (tsr_str){text.items, text.count}, err);
+    tsr_vec_free(&text);
+    return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
+}
+
+/* ---- the journal ---- */
+
+static tsr_status log_new(tsr_arena *arena, const copied_files *files, copy_log *out, tsr_error *err)
+{
+    *out = (copy_log){.pending = tsr_vec_of(&tsr_allocator_libc, 1)};
+    out->first = tsr_arena_array(arena, files->count, sizeof *out->first, err);
+    if (!out->first) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < files->count; i++) {
+        out->first[i] = out->chunk_count;
+        out->chunk_count += files->sizes[i] / CHUNK + (files->sizes[i] % CHUNK != 0);
+    }
+    out->sums = tsr_arena_array(arena, (size_t)out->chunk_count, sizeof *out->sums, err);
+    out->is_recorded = tsr_arena_array(arena, (size_t)out->chunk_count, sizeof *out->is_recorded, err);
+    if (!out->sums || !out->is_recorded) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < out->chunk_count; i++) out->is_recorded[i] = false;
+    return TSR_OK;
+}
+
+/* Accepts a zeroed one. */
+static void log_free(copy_log *log)
+{
+    if (log->first) tsr_vec_free(&log->pending);
+}
+
+static void take_chunks(copy_log *log, tsr_str records)
+{
+    for (size_t at = 0; at + RECORD <= records.size; at += RECORD) {
+        const uint64_t chunk = tsr_load_le(records.data + at, 8);
+        if (chunk >= log->chunk_count) continue;
+        log->sums[chunk] = tsr_load_le(records.data + at + 8, 8);
+        log->is_recorded[chunk] = log->has_chunks = true;
+    }
+}
+
+/* Reads what an interrupted run recorded. If it copied another source, *fits is false, and nothing is taken from it. An
+ * incomplete record at the end is removed. */
+static tsr_status log_load(copy_log *log, tsr_journal *journal, tsr_str source, bool *fits, tsr_error *err)
+{
+    const tsr_str all = tsr_journal_records(journal);
+    tsr_str rest = all;
+    tsr_journal_step step;
+    *fits = source.size && tsr_journal_step_next(&rest, &step) && tsr_str_equal(step.records, source);
+    if (!*fits) return TSR_OK;
+    while (tsr_journal_step_next(&rest, &step)) take_chunks(log, step.records);
+    log->journal = journal;
+    return tsr_journal_cut(journal, all.size - rest.size, err);
+}
+
+static tsr_status append(copy_log *log, tsr_str records, tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_status status = tsr_step_put(records, NULL, 0, &text, err);
+    if (status == TSR_OK) status = tsr_journal_append(log->journal, (tsr_str){text.items, text.count}, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+/* Begins the records in a journal that has none. */
+static tsr_status log_begin(copy_log *log, tsr_journal *journal, tsr_str source, tsr_error *err)
+{
+    if (!source.size) return TSR_OK; /* nothing would show that the source has changed, so the copy cannot be continued */
+    log->journal = journal;
+    return append(log, source, err);
+}
+
+/* The number of the chunk at `offset`, a multiple of CHUNK, of a file. */
+static uint64_t log_chunk(const copy_log *log, uint32_t file, uint64_t offset)
+{
+    return log->first[file] + offset / CHUNK;
+}
+
+static tsr_status log_flush(copy_log *log, tsr_error *err)
+{
+    if (!log->journal || !log->pending.count) return TSR_OK;
+    TSR_TRY(append(log, (tsr_str){log->pending.items, log->pending.count}, err));
+    log->pending.count = 0;
+    log->pending_bytes = 0;
+    log->has_chunks = true;
+    return TSR_OK;
+}
+
+/* Records that a chunk of `size` bytes was written. The journal is written once per CHUNK bytes; log_flush writes the remaining records. */
+static tsr_status log_add(copy_log *log, uint64_t chunk, uint64_t sum, uint64_t size, tsr_error *err)
+{
+    uint8_t record[RECORD];
+    if (!log->journal) return TSR_OK;
+    tsr_store_le(record, chunk, 8);
+    tsr_store_le(record + 8, sum, 8);
+    if (tsr_vec_reserve(&log->pending, RECORD, err) != TSR_OK) return TSR_E_NOMEM;
+    for (unsigned i = 0; i < RECORD; i++) *(uint8_t *)tsr_vec_push(&log->pending, err) = record[i];
+    log->pending_bytes += size;
+    return log->pending_bytes >= CHUNK ? log_flush(log, err) : TSR_OK;
+}
+
+/* ---- whether the source is complete ---- */
+
+static tsr_status refuse(const tsr_checkpoint *checkpoint, tsr_str below, tsr_error *err)
+{
+    size_t count, used = 0;
+    char names[512] = "";
+    const tsr_str *missing = tsr_checkpoint_missing(checkpoint, &count);
+    if (!count) return TSR_OK;
+    for (size_t i = 0; i < count && i < NAMED; i++) {
+        const int size = snprintf(names + used, sizeof names - used, "%s'%.*s%s%.*s'", i ? ", " : "", TSR_STR_ARG(below),
+                                  below.size ? "/" : "", TSR_STR_ARG(missing[i]));
+        if (size < 0 || (size_t)size >= sizeof names - used) break;
+        used += (size_t)size;
+    }
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                     "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
+                     count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
+}
+
+/* An interrupted save that is copied would pass for a checkpoint that is safe elsewhere. */
+static tsr_status refuse_interrupted(const tsr_checkpoint *checkpoint, tsr_str below, tsr_error *err)
+{
+    tsr_error why = {0};
+    const tsr_status status = tsr_checkpoint_require(checkpoint, TSR_FOR_ALL_NAMES, &why);
+    if (status == TSR_OK) return TSR_OK;
+    return tsr_raise(err, status, TSR_NO_POSITION, "%.*s%s%s; nothing was copied", TSR_STR_ARG(below),
+                     below.size ? ": " : "", why.message);
+}
+
+static bool complete_is_marker(tsr_str name)
+{
+    return tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR("/.metadata")) ||
+           tsr_str_ends(name, TSR_STR(".index.json"));
+}
+
+static bool has_marker(const tsr_store *store)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        if (complete_is_marker(name) && !memchr(name.data, '/', name.size)) return true;
+    }
+    return false;
+}
+
+/* `below` is the path of the store below the source, empty for the source itself. A directory with a marker that cannot be opened is
+ * named: whether its files are complete is not known. */
+static tsr_status check(cli *program, tsr_store *store, tsr_str below, bool is_marked, tsr_error *err)
+{
+    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_FINDINGS, .stay = true};
+    tsr_checkpoint *checkpoint;
+    tsr_error why = {0};
+    tsr_status status = tsr_checkpoint_open(store, cli_host(program), &options, &checkpoint, &why);
+    if (status == TSR_OK) {
+        status = refuse(checkpoint, below, err);
+        if (status == TSR_OK) status = refuse_interrupted(checkpoint, below, err);
+        tsr_checkpoint_close(checkpoint);
+        return status;
+    }
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED)
+        return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (is_marked)
+        cli_warn(program,
+                 "'%.*s' cannot be opened as a checkpoint, so its files are copied without a check that none is missing: %s",
+                 TSR_STR_ARG(below.size ? below : TSR_STR(".")), why.message);
+    return TSR_OK;
+}
+
+static tsr_status check_below(cli *program, const char *source, tsr_str below, tsr_arena *arena, tsr_error *err)
+{
+    tsr_str root = tsr_str_from(cli_given_address(program, source));
+    tsr_store *store;
+    while (root.size > 1 && root.data[root.size - 1] == '/') root.size--;
+    const tsr_str path = tsr_arena_format(arena, err, "%.*s/%.*s", TSR_STR_ARG(root), TSR_STR_ARG(below));
+    tsr_status status = path.data ? tsr_path_store_open(cli_host(program), path.data, &store, err) : TSR_E_NOMEM;
+    if (status != TSR_OK) return status;
+    if (tsr_is_address(source)) status = tsr_remote_list_checkpoint(store, cli_host(program), err);
+    if (status == TSR_OK) status = check(program, store, below, true, err);
+    store->close(store);
+    return status;
+}
+
+static tsr_status add_directory(tsr_str name, tsr_map *known, tsr_arena *arena, tsr_vec *steps, tsr_error *err)
+{
+    bool is_new;
+    const tsr_str copy = tsr_arena_str(arena, name, err);
+    if (!copy.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(known, copy, 0, NULL, &is_new, err));
+    tsr_str *step = is_new ? tsr_vec_push(steps, err) : NULL;
+    if (step) *step = copy;
+    return step || !is_new ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* The directories below the root, at any depth, that have a marker. The store's names may change while they are examined. */
+static tsr_status list_steps(const tsr_store *store, tsr_map *known, tsr_arena *arena, tsr_vec *steps, tsr_error *err)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        tsr_str name = store->files[f].name;
+        if (!complete_is_marker(name)) continue;
+        while (name.size && name.data[name.size - 1] != '/') name.size--;
+        if (!name.size) continue;
+        name.size--;
+        TSR_TRY(add_directory(name, known, arena, steps, err));
+    }
+    return TSR_OK;
+}
+
+/* TSR_E_NOT_FOUND with the names of files that the metadata or index of a checkpoint names and that are missing; TSR_E_UNSUPPORTED for
+ * an interrupted save. Examines `source`, which is open as `store`, and every directory listed below it that has a `.metadata` or an
+ * index. Warns of those that cannot be opened as checkpoints: they can be copied nevertheless. May change which files the store lists. */
+static tsr_status check_complete(cli *program, const char *source, tsr_store *store, tsr_error *err)
+{
+    if (store->primary != TSR_NO_FILE) return TSR_OK;
+    const tsr_allocator *allocator = cli_host(program)->allocator;
+    tsr_vec steps = tsr_vec_of(allocator, sizeof(tsr_str));
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_map *known = tsr_map_new(allocator, 0, err);
+    tsr_status status = arena && known ? list_steps(store, known, arena, &steps, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = check(program, store, (tsr_str){NULL, 0}, has_marker(store), err);
+    for (size_t i = 0; status == TSR_OK && i < steps.count; i++)
+        status = check_below(program, source, ((const tsr_str *)steps.items)[i], arena, err);
+    tsr_vec_free(&steps);
+    tsr_map_free(known);
+    tsr_arena_free(arena);
+    return status;
+}
+
+/* ---- the files ---- */
+
+/* Makes a directory list the files of its subdirectories, too. TSR_E_LIMIT for too many files or levels. */
+static tsr_status list_all_levels(tsr_store *from, tsr_error *err)
+{
+    bool cut = false, deeper = false;
+    if (from->primary != TSR_NO_FILE) return TSR_OK;
+    if (from->deepen) {
+        TSR_TRY(from->deepen(from, LEVELS, &cut, &deeper, err));
+    }
+    if (cut || deeper)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,
+                         "it holds too many files, or directories more than %d levels down", LEVELS);
+    return TSR_OK;
+}
+
+static tsr_status list_directory(copied_files *files, tsr_error *err)
+{
+    TSR_TRY(list_all_levels(files->from, err));
+    files->hidden = tsr_path_store_hidden(files->from);
+    files->special = tsr_folder_store_unlisted(files->from).special;
+    const tsr_hidden_names unreadable = tsr_folder_store_unlisted(files->from).unreadable;
+    if (unreadable.count)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION,
+                         "%s cannot be read, such as '%s': permission denied, or the path is too long; nothing was copied",
+                         cli_plural(unreadable.count, "name").text, unreadable.first);
+    files->count = files->from->file_count;
+    if (!files->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
+    return TSR_OK;
+}
+
+static tsr_str base_name(tsr_str name)
+{
+    size_t start = name.size;
+    while (start && name.data[start - 1] != '/') start--;
+    return (tsr_str){name.data + start, name.size - start};
+}
+
+/* Whether a file lists the files of a checkpoint, or of several: it makes them a checkpoint. */
+static bool is_list(tsr_str base)
+{
+    return tsr_str_ends(base, TSR_STR(".metadata")) || tsr_str_ends(base, TSR_STR(".index.json")) ||
+           tsr_str_equal(base, TSR_STR("metadata.json")) || tsr_str_equal(base, TSR_STR("latest"));
+}
+
+/* 0 if the name of a file is not that of a marker; 1 for a marker in a subdirectory, 2 for one in the root. Besides lists,
+ * markers are the files that the Trainer, Lightning, Megatron, DeepSpeed and OLMo-core write last. */
+static unsigned marker_level(tsr_str name)
+{
+    static const char *const last[] = {"trainer_state.json", "meta.pt", "latest_checkpointed_iteration.txt",
+                                       "latest_universal", ".metadata.json"};
+    const tsr_str base = base_name(name);
+    bool is_marker = is_list(base);
+    for (size_t i = 0; i < sizeof last / sizeof *last; i++) is_marker |= tsr_str_equal(base, tsr_str_from(last[i]));
+    return !is_marker ? 0 : base.size < name.size ? 1 : 2;
+}
+
+/* Orders the files of a directory: markers last, and those of the root after those of subdirectories. */
+static tsr_status put_in_order(copied_files *files, tsr_error *err)
+{
+    uint32_t count = 0;
+    for (unsigned level = 0; level <= 2; level++) {
+        if (level == 1) files->marker = count;
+        for (uint32_t f = 0; f < files->count; f++)
+            if (marker_level(files->from->files[f].name) == level) files->numbers[count++] = f;
+    }
+    for (uint32_t i = 0; i < files->count; i++) {
+        files->names[i] = files->from->files[files->numbers[i]].name;
+        if (!tsr_is_name_below(files->names[i], SIZE_MAX)) /* keys in object stores need not be valid file names */
+            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here",
+                             TSR_STR_ARG(files->names[i]));
+    }
+    return TSR_OK;
+}
+
+/* Lists the files in all levels. Errors: those of the function above; TSR_E_IO for names that cannot be read; TSR_E_NOT_FOUND if there
+ * are no files; TSR_E_UNSUPPORTED for a key in an object store that cannot be a file name. */
+static tsr_status list_source(tsr_store *from, tsr_arena *arena, copied_files *out, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    const bool is_single = from->primary != TSR_NO_FILE;
+    *out = (copied_files){.from = from, .count = 1};
+    if (!is_single) status = list_directory(out, err);
+    if (status != TSR_OK) return status;
+    out->numbers = tsr_arena_array(arena, out->count, sizeof *out->numbers, err);
+    out->names = tsr_arena_array(arena, out->count, sizeof *out->names, err);
+    out->sizes = tsr_arena_array(arena, out->count, sizeof *out->sizes, err);
+    if (!out->numbers || !out->names || !out->sizes) return TSR_E_NOMEM;
+    if (is_single) {
+        out->numbers[0] = from->primary;
+        out->names[0] = TSR_STR("");
+    } else {
+        status = put_in_order(out, err);
+    }
+    for (uint32_t i = 0; i < out->count && status == TSR_OK; i++)
+        out->byte_total += out->sizes[i] = from->files[out->numbers[i]].size;
+    return status;
+}
+
+/* The name of the last file among the markers that lists the files of a checkpoint, which decides what a replacement may keep;
+ * NULL if there is none. */
+static const char *last_list(const copied_files *files)
+{
+    for (uint32_t i = files->count; i-- > files->marker;)
+        if (is_list(base_name(files->names[i]))) return files->names[i].data;
+    return NULL;
+}
 
 typedef struct copying {
     cli *program;
@@ -28,7 +430,7 @@ typedef struct copying {
     tsr_store *store;
     tsr_store *scheduled; /* the store, while it fetches what is read next; otherwise NULL */
     tsr_arena *arena;
-    cli_copy_files files;
+    copied_files files;
     bool is_unlisted; /* the source is a directory of a server that lists none */
     bool is_remote;   /* the copy goes to an object store */
     cli_guard guard;
@@ -37,14 +439,13 @@ typedef struct copying {
     uint64_t *sums; /* digests of the files, as far as they were copied or kept */
     uint64_t byte_done;
     tsr_object_resumed resumed; /* of a copy to a disk */
-    cli_copy_log log;           /* for a copy to a disk: the digests of its chunks */
+    copy_log log;               /* for a copy to a disk: the digests of its chunks */
     cli_progress progress;
 } copying;
 
 static tsr_status list_files(copying *c, tsr_error *err)
 {
-    const tsr_status status = cli_copy_list(c->store, c->arena, &c->files, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(list_source(c->store, c->arena, &c->files, err));
     c->sums = tsr_arena_array(c->arena, c->files.count, sizeof *c->sums, err);
     for (uint32_t i = 0; i < c->files.count && c->sums; i++) c->sums[i] = 0;
     return c->sums ? TSR_OK : TSR_E_NOMEM;
@@ -82,12 +483,11 @@ static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_fil
 /* Whether an interrupted run has written this chunk, and its bytes still have the digest that was recorded. */
 static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, bool *there, tsr_error *err)
 {
-    const uint64_t chunk = cli_copy_log_chunk(&c->log, index, range.offset);
+    const uint64_t chunk = log_chunk(&c->log, index, range.offset);
     uint64_t sum;
     *there = false;
     if (!c->log.is_recorded[chunk]) return TSR_OK;
-    const tsr_status status = tsr_folder_output_sum(c->publication.output, index, range, &sum, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(tsr_folder_output_sum(c->publication.output, index, range, &sum, err));
     *there = sum == c->log.sums[chunk];
     if (!*there) {
         c->resumed.differing++;
@@ -101,11 +501,10 @@ static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, boo
 
 static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, tsr_error *err)
 {
-    const tsr_status status = copy_range(c, index, c->files.numbers[index], range, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(copy_range(c, index, c->files.numbers[index], range, err));
     const uint64_t sum = tsr_folder_output_take_sum(c->publication.output, index);
     c->sums[index] = tsr_sum_add(c->sums[index], sum);
-    return cli_copy_log_add(&c->log, cli_copy_log_chunk(&c->log, index, range.offset), sum, range.size, err);
+    return log_add(&c->log, log_chunk(&c->log, index, range.offset), sum, range.size, err);
 }
 
 /* For a copy to a disk: keeps the chunks that an interrupted run has written and whose digests agree, and copies the
@@ -113,8 +512,8 @@ static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, t
 static tsr_status continue_file(copying *c, uint32_t index, uint64_t size, tsr_error *err)
 {
     uint64_t found = 0, count = 0;
-    for (uint64_t at = 0; at < size; at += CLI_COPY_CHUNK, count++) {
-        const tsr_file_range range = {at, size - at < CLI_COPY_CHUNK ? size - at : CLI_COPY_CHUNK};
+    for (uint64_t at = 0; at < size; at += CHUNK, count++) {
+        const tsr_file_range range = {at, size - at < CHUNK ? size - at : CHUNK};
         bool there;
         tsr_status status = is_there(c, index, range, &there, err);
         if (status == TSR_OK && !there) status = copy_chunk(c, index, range, err);
@@ -196,10 +595,10 @@ static tsr_status begin_log(void *ctx, tsr_journal *journal, bool continued, boo
 {
     copying *c = ctx;
     tsr_str source;
-    TSR_TRY(cli_copy_source(&c->files, c->arena, &source, err));
-    TSR_TRY(cli_copy_log_new(c->arena, &c->files, &c->log, err));
-    if (!continued) return cli_copy_log_begin(&c->log, journal, source, err);
-    TSR_TRY(cli_copy_log_load(&c->log, journal, source, fits, err));
+    TSR_TRY(identify_source(&c->files, c->arena, &source, err));
+    TSR_TRY(log_new(c->arena, &c->files, &c->log, err));
+    if (!continued) return log_begin(&c->log, journal, source, err);
+    TSR_TRY(log_load(&c->log, journal, source, fits, err));
     if (!*fits)
         cli_warn(
             c->program,
@@ -222,8 +621,8 @@ static tsr_store_place what_is_left(const copying *c, uint32_t index)
 {
     const uint64_t size = c->files.sizes[index];
     uint64_t at = 0;
-    while (c->log.first && at < size && c->log.is_recorded[cli_copy_log_chunk(&c->log, index, at)])
-        at += size - at < CLI_COPY_CHUNK ? size - at : CLI_COPY_CHUNK;
+    while (c->log.first && at < size && c->log.is_recorded[log_chunk(&c->log, index, at)])
+        at += size - at < CHUNK ? size - at : CHUNK;
     return (tsr_store_place){c->files.numbers[index], at, size - at};
 }
 
@@ -271,14 +670,14 @@ static tsr_status write_files(void *ctx, tsr_output *output, uint32_t *marker, t
     const bool compares = c->publication.compares;
     (void)output;
     /* An object store gets the markers last. A directory on a disk appears as a whole. */
-    const bool has_marker = compares ? cli_copy_last_list(&c->files) != NULL : c->is_remote;
+    const bool has_marker = compares ? last_list(&c->files) != NULL : c->is_remote;
     tsr_error ignored = {0};
     c->byte_done = 0;
     if (has_marker || !is_directory(c)) *marker = c->files.marker;
     if (compares) return compare(c, err);
     tsr_status status = copy_files(c, err);
     if (status == TSR_OK && !c->is_remote && !c->arguments->no_verify) status = verify(c, err);
-    if (status != TSR_OK) cli_copy_log_flush(&c->log, &ignored);
+    if (status != TSR_OK) log_flush(&c->log, &ignored);
     return status;
 }
 
@@ -287,14 +686,7 @@ static tsr_status choose_place(copying *c, tsr_error *err)
 {
     cli_file_place place;
     if (is_directory(c)) return TSR_OK;
-    tsr_str name = c->store->files[c->store->primary].name;
-    for (size_t i = name.size; i-- > 0;) {
-        if (name.data[i] != '/') continue;
-        name = (tsr_str){name.data + i + 1, name.size - i - 1};
-        break;
-    }
-    const tsr_status status = cli_place_file(c->to, name, c->arena, &place, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(cli_place_file(c->to, base_name(c->store->files[c->store->primary].name), c->arena, &place, err));
     c->to = place.path;
     c->files.names[0] = place.name;
     return TSR_OK;
@@ -311,7 +703,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
                                        .destination = c->to,
                                        .line = TSR_STR("a copy\n"),
                                        .is_folder = is_directory(c),
-                                       .marker = is_directory(c) ? cli_copy_last_list(&c->files) : NULL,
+                                       .marker = is_directory(c) ? last_list(&c->files) : NULL,
                                        .names = c->files.names,
                                        .name_count = c->files.count,
                                        .source = c->store,
@@ -327,7 +719,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
     cli_progress_start(&c->progress, c->program, "copying");
     const tsr_status status = tsr_publication_run(&c->publication, err);
     cli_progress_end(&c->progress);
-    cli_copy_log_free(&c->log);
+    log_free(&c->log);
     if (c->is_remote || c->publication.is_complete) c->resumed = c->publication.resumed;
     return status;
 }
@@ -404,8 +796,8 @@ static int run(cli *program, const tsr_command_options *arguments)
         c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
     c.is_unlisted = status == TSR_OK && tsr_is_address(c.from) && c.store->primary == TSR_NO_FILE;
     if (c.is_unlisted) status = tsr_remote_list_checkpoint(c.store, host, &err);
-    if (status == TSR_OK) status = cli_copy_list_all_levels(c.store, &err);
-    if (status == TSR_OK) status = cli_copy_check_complete(program, c.from, c.store, &err); /* it may change the listing */
+    if (status == TSR_OK) status = list_all_levels(c.store, &err);
+    if (status == TSR_OK) status = check_complete(program, c.from, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);
     if (status == TSR_OK && c.is_unlisted) warn_unlisted(&c);
     if (status == TSR_OK && c.files.hidden.count) warn_hidden(&c);

@@ -13,6 +13,7 @@
 #include "tessera/sys/document.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 enum { PRINT_FIRST = 1000 };
 #define TILE_BYTES ((size_t)8 << 20)
@@ -189,9 +190,8 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const as
                          "cannot infer the output format from '%s'; name it .npy for NumPy or .bin for raw bytes", output);
     }
     if (npy) {
-        tsr_status status =
-            npy_header(entry->dtype, slice->ndim, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(
+            npy_header(entry->dtype, slice->ndim, slice->shape, tsr_checkpoint_arena(session->checkpoint), &header, err));
     }
     cli_out_file out;
     tsr_status status = cli_out_open(program, output, session, &out, err);

@@ -7,6 +7,7 @@
 #include "tessera/sys/document.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/path.h"
+#include "tessera/sys/try.h"
 
 static tsr_status find(cli *program, bool deep, const char *run, tsr_arena *arena, tsr_latest *out, tsr_error *err)
 {
@@ -28,8 +29,7 @@ static tsr_status put_passed_over(const cli *program, const tsr_latest *latest, 
     for (size_t i = 0; i < latest->passed_count; i++) {
         const tsr_passed_over *passed = &latest->passed_over[i];
         tsr_str path;
-        const tsr_status status = tsr_latest_path(tsr_str_from(run), passed->path, arena, &path, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(tsr_latest_path(tsr_str_from(run), passed->path, arena, &path, err));
         cli_warn(program, "passed over %.*s: %.*s", TSR_STR_ARG(path), TSR_STR_ARG(passed->reason));
     }
     if (latest->unlisted.size)

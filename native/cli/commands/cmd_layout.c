@@ -5,6 +5,7 @@
 #include "cli/program/map_options.h"
 #include "cli/writing/writing.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/try.h"
 
 /* Writes to the output of the command, if `to` is NULL. */
 static tsr_status write_layout(cli *program, const cli_session *session, const tsr_layout_options *layout, FILE *to,
@@ -32,8 +33,7 @@ static tsr_status write_file(cli *program, const cli_session *session, const cha
                              tsr_error *err)
 {
     cli_out_file out;
-    const tsr_status status = cli_out_open(program, path, session, &out, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(cli_out_open(program, path, session, &out, err));
     return cli_out_close(&out, write_layout(program, session, layout, out.to, err), err);
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/merge.h"
+#include "tessera/sys/try.h"
 
 typedef struct merging {
     cli *program;
@@ -79,8 +80,7 @@ static tsr_status open_input(merging *m, size_t i, tsr_error *err)
     options.no_quantize.count = 0;
     if (i) options.lora = NULL;
     m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
-    tsr_status status = cli_open_mapped(m->program, m->path, &used, &(cli_map_options){.options = &options}, &opened, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(cli_open_mapped(m->program, m->path, &used, &(cli_map_options){.options = &options}, &opened, err));
     m->inputs[i].checkpoint = opened.checkpoint;
     m->inputs[i].name = tsr_str_from(m->path);
     if (i == 0) *source = opened;

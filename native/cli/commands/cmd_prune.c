@@ -6,6 +6,7 @@
 #include "cli/program/term.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/prune_run.h"
+#include "tessera/sys/try.h"
 
 static tsr_status prune(cli *program, const tsr_command_options *arguments, const char *run, tsr_arena *arena,
                         tsr_prune_result *out, tsr_error *err)
@@ -71,8 +72,7 @@ static tsr_status put_removed(const tsr_prune_result *result, tsr_str run, tsr_a
     for (size_t i = 0; i < result->removed_count; i++) {
         const tsr_pruned *pruned = &result->removed[i];
         tsr_str path;
-        const tsr_status status = tsr_latest_path(run, pruned->path, arena, &path, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(tsr_latest_path(run, pruned->path, arena, &path, err));
         fputs(result->dry_run ? "would remove " : "removed ", stdout);
         cli_put(stdout, path);
         printf(" (%s, %s%s%s)\n", cli_plural(pruned->files, "file").text, cli_bytes(pruned->bytes).text,

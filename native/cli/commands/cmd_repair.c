@@ -44,8 +44,7 @@ static tsr_status enter_part(repair *r, tsr_error *err)
     tsr_str directory;
     r->store = r->files.store;
     if (!part) return TSR_OK;
-    const tsr_status status = tsr_part_directory(r->files.store, tsr_str_from(part), &directory, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(tsr_part_directory(r->files.store, tsr_str_from(part), &directory, err));
     const tsr_status opened = tsr_step_open(r->files.store, cli_host(r->program), directory, &r->part, err);
     if (opened == TSR_OK) r->store = tsr_checkpoint_store(r->part);
     return opened;
@@ -138,8 +137,7 @@ static tsr_status write_metadata(repair *r, tsr_error *err)
     const tsr_host *host = cli_host(r->program);
     const tsr_salvage *s = &r->salvage;
     tsr_vec text = tsr_vec_of(host->allocator, 1);
-    const tsr_status placed = cli_place_file(r->dest, TSR_STR(TSR_DCP_MARKER), r->arena, &r->place, err);
-    if (placed != TSR_OK) return placed;
+    TSR_TRY(cli_place_file(r->dest, TSR_STR(TSR_DCP_MARKER), r->arena, &r->place, err));
     r->dest = r->place.path;
     const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
     const tsr_dcp_new_metadata metadata = {s->entries, s->entry_count, id, 0, false};
@@ -182,8 +180,7 @@ static tsr_status take_lost(repair *r, const cli_session *source, tsr_error *err
         if (strcmp(f->rule->id, "repair/lost") != 0) continue;
         if (!r->lost++) r->lost += tsr_findings_unlisted(found, f->rule, f->level);
         const tsr_place place = {f->file, f->byte_offset, f->fqn};
-        const tsr_status status = tsr_finding_add(r->findings, "repair/lost", place, err, "%.*s", TSR_STR_ARG(f->message));
-        if (status != TSR_OK) return status;
+        TSR_TRY(tsr_finding_add(r->findings, "repair/lost", place, err, "%.*s", TSR_STR_ARG(f->message)));
     }
     return TSR_OK;
 }

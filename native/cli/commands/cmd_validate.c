@@ -17,6 +17,7 @@
 #include "tessera/sys/layout.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/store.h"
+#include "tessera/sys/try.h"
 
 /* ---- changed files ---- */
 
@@ -131,8 +132,7 @@ static tsr_status cli_list_changed(cli *program, tsr_texts files, tsr_arena *are
     if (!out->items) return TSR_E_NOMEM;
     for (size_t i = 0; i < files.count; i++) {
         const char *path;
-        const tsr_status status = find_checkpoint(program, files.items[i], arena, &path, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(find_checkpoint(program, files.items[i], arena, &path, err));
         if (!path) cli_note(program, "'%s' does not belong to a checkpoint", files.items[i]);
         else if (!has(*out, path)) out->items[out->count++] = path;
     }

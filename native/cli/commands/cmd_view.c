@@ -10,6 +10,7 @@
 #include "tessera/path.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/path.h"
+#include "tessera/sys/try.h"
 #include "view/view_server.h"
 
 static bool has_index(const char *folder)
@@ -110,8 +111,7 @@ static tsr_status open_side(cli *program, size_t number, viewed *side, view_side
             err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
             "view serves files on this machine only; open the URL in the page itself, if its server allows that");
     const char *part;
-    tsr_status status = open_files(program, path, number > 0, &side->session, &part, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(open_files(program, path, number > 0, &side->session, &part, err));
     side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
     if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     tsr_checkpoint_used_files(side->session.checkpoint, side->served);

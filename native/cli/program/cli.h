@@ -103,13 +103,6 @@ void cli_allow_expansion(cli *program, bool allowed);
 
 /* ---- parsing ---- */
 
-/* Parses everything after the command's name into program->options and program->operands. Options may appear anywhere; "--" ends
- * them. Returns false after printing a message; the program then ends with CLI_TROUBLE. The results point into argv. */
-bool cli_parse(cli *program, int argc, char **argv);
-
-/* The same for a request that another program makes. The results point into it. */
-bool cli_take(cli *program, const cli_request *request);
-
 /* NULL if there is no such command; prints a message with a suggestion. */
 const tsr_command *cli_find_command(const cli *program, const char *name);
 
@@ -120,10 +113,8 @@ int cli_call(const cli_request *request, const cli_caller *caller, uint32_t thre
 /* ---- messages ---- */
 
 void cli_put_help(const cli *program, const tsr_command *command); /* NULL: the overview */
-void cli_put_man(const tsr_command *command);                      /* the manual page; NULL: tessera(1) */
 /* The documents that people write by hand: `tessera help formats`, and tessera-formats(5). */
 void cli_put_formats(const cli *program);
-void cli_put_formats_man(void);
 extern const char *const cli_formats_summary;
 /* Prints "tessera: …" on stderr. Returns CLI_TROUBLE. */
 int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);

@@ -5,6 +5,13 @@
 #include "cli/program/help.h"
 #include "cli/program/term.h"
 
+const cli_command *cli_command_of(const tsr_command *command)
+{
+    const cli_command *const *c = cli_commands;
+    while (strcmp((*c)->name, command->name) != 0) c++;
+    return *c;
+}
+
 static void heading(const cli *program, const char *text)
 {
     cli_on(&program->out, stdout, CLI_BOLD);

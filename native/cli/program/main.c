@@ -5,14 +5,166 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cli/program/cli.h"
 #include "cli/program/map_options.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "io/sys.h"
-
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/text.h"
+
+/* ---- the command line ---- */
+
+static const tsr_option *find_letter(const tsr_option *const *options, char letter)
+{
+    while (*options && (*options)->letter != letter) options++;
+    return *options;
+}
+
+/* Finds an option of the command or of all commands by its name, or by `letter` if that is not 0. */
+static const tsr_option *find_option(const cli *program, tsr_str name, char letter)
+{
+    const tsr_option *const *own = program->command->options, *const *global = tsr_global_options;
+    const tsr_option *found = letter ? find_letter(own, letter) : tsr_option_find(own, name);
+    if (found) return found;
+    return letter ? find_letter(global, letter) : tsr_option_find(global, name);
+}
+
+static const char *suggest_option(const tsr_command *command, const char *wrong)
+{
+    const char *words[64];
+    size_t count = 0;
+    for (const tsr_option *const *o = command->options; *o && count < 50; o++) words[count++] = (*o)->name;
+    for (const tsr_option *const *o = tsr_global_options; *o; o++) words[count++] = (*o)->name;
+    words[count] = NULL;
+    return tsr_suggest(wrong, words, sizeof *words);
+}
+
+static const char *why_absent(const tsr_command *command, tsr_str name)
+{
+    for (const tsr_absent_option *a = command->absent; a && a->name; a++)
+        if (tsr_str_equal(tsr_str_from(a->name), name)) return a->why;
+    return NULL;
+}
+
+/* Reports an option that the command does not have. */
+static void fail_unknown(const cli *program, const char *text)
+{
+    const char *name = text[0] != '-'   ? text
+                       : text[1] == '-' ? text + 2
+                                        : "",
+               *meant = *name ? suggest_option(program->command, name) : NULL;
+    const tsr_str whole = {name, strcspn(name, "=")};
+    const char *why = why_absent(program->command, whole);
+    if (why) cli_fail(program, "%s has no option --%.*s: %s", program->command->name, TSR_STR_ARG(whole), why);
+    else if (meant) cli_fail(program, "%s has no option %s; did you mean --%s?", program->command->name, text, meant);
+    else cli_fail(program, "%s has no option %s; see tessera help %s", program->command->name, text, program->command->name);
+}
+
+/* Sets an option of the command. Returns false after printing a message. */
+static bool set_option(cli *program, const tsr_option *option, const char *value)
+{
+    tsr_error err = {0};
+    /* The paths of --also are opened as they are given. */
+    if (value && option->type != TSR_OPTION_TEXTS) value = cli_hide_secrets(program, value);
+    if (tsr_option_set(option, value, program->arena, &program->options, &err) == TSR_OK) return true;
+    cli_fail(program, "%s", err.message);
+    return false;
+}
+
+static bool make_operands(cli *program, size_t most)
+{
+    tsr_error err = {0};
+    program->operands.items = tsr_arena_array(program->arena, most, sizeof *program->operands.items, &err);
+    if (!program->operands.items) cli_fail(program, "%s", err.message);
+    return program->operands.items != NULL;
+}
+
+static void add_operand(cli *program, const char *text)
+{
+    program->operands.items[program->operands.count++] = cli_hide_secrets(program, text);
+}
+
+static bool check_operands(const cli *program)
+{
+    const tsr_command *command = program->command;
+    if (program->operands.count < command->least) {
+        cli_fail(program, "%s needs %s; see tessera help %s", command->name, command->operands, command->name);
+        return false;
+    }
+    if (program->operands.count > command->most) {
+        cli_fail(program, "%s takes %s; unexpected argument '%s'", command->name,
+                 *command->operands ? command->operands : "no operands", program->operands.items[command->most]);
+        return false;
+    }
+    return true;
+}
+
+/* Parses one argument that begins with a dash. If its value is the next argument, `*at` moves to it. */
+static bool parse_option(cli *program, int argc, char **argv, int *at)
+{
+    const char *text = argv[*at], *value = NULL;
+    const tsr_option *option;
+    if (text[1] == '-') {
+        const char *name = text + 2, *equals = strchr(name, '=');
+        option = find_option(program, (tsr_str){name, equals ? (size_t)(equals - name) : strlen(name)}, 0);
+        value = equals ? equals + 1 : NULL;
+    } else {
+        option = find_option(program, TSR_STR(""), text[1]);
+        value = text[2] ? text + 2 : NULL;
+    }
+    if (!option) {
+        fail_unknown(program, text);
+        return false;
+    }
+    if (option->type == TSR_OPTION_FLAG) {
+        if (value) {
+            cli_fail(program, "--%s takes no value", option->name);
+            return false;
+        }
+    } else if (!value) {
+        if (*at + 1 >= argc) {
+            cli_fail(program, "--%s needs a value: %s", option->name, option->value);
+            return false;
+        }
+        value = argv[++*at];
+    }
+    return set_option(program, option, value);
+}
+
+/* Parses everything after the command's name into program->options and program->operands. Options may appear anywhere; "--" ends
+ * them. Returns false after printing a message; the program then ends with CLI_TROUBLE. The results point into argv. */
+static bool parse(cli *program, int argc, char **argv)
+{
+    bool options = true;
+    if (!make_operands(program, (size_t)argc)) return false;
+    for (int at = 0; at < argc; at++) {
+        if (options && strcmp(argv[at], "--") == 0) options = false;
+        else if (options && argv[at][0] == '-' && argv[at][1]) {
+            if (!parse_option(program, argc, argv, &at)) return false;
+        } else {
+            add_operand(program, argv[at]);
+        }
+    }
+    return program->options.help || program->options.version || check_operands(program);
+}
+
+/* The same for a request that another program makes. The results point into it. */
+static bool take(cli *program, const cli_request *request)
+{
+    if (!make_operands(program, request->operand_count)) return false;
+    for (size_t i = 0; i < request->operand_count; i++) add_operand(program, request->operands[i]);
+    for (size_t i = 0; i < request->option_count; i++) {
+        const tsr_option *option = find_option(program, tsr_str_from(request->options[i].name), 0);
+        if (!option) return fail_unknown(program, request->options[i].name), false;
+        if (!set_option(program, option, request->options[i].value)) return false;
+    }
+    program->options.json = program->options.format == 0;
+    return check_operands(program);
+}
+
+/* ---- running a command ---- */
 
 static int unknown_command(const cli *program, const char *name)
 {
@@ -82,7 +234,7 @@ static int run_command(cli *program, int argc, char **argv)
     const tsr_command_options *options = &program->options;
     int status = CLI_TROUBLE;
     if (!begin(program)) return status;
-    if (cli_parse(program, argc, argv)) {
+    if (parse(program, argc, argv)) {
         program->out = cli_terminal_of(STDOUT_FILENO, options->color);
         program->err = cli_terminal_of(STDERR_FILENO, options->color);
         status = CLI_DONE;
@@ -102,7 +254,7 @@ int cli_call(const cli_request *request, const cli_caller *caller, uint32_t thre
     program.command = cli_find_command(&program, request->command);
     if (!program.command || !begin(&program)) return status;
     program.out = program.err = (cli_terminal){.columns = 80};
-    if (cli_take(&program, request)) status = run(&program);
+    if (take(&program, request)) status = run(&program);
     end(&program);
     return status;
 }

@@ -131,8 +131,7 @@ static tsr_status put_modules(FILE *to, const tsr_vec *quantized, const tsr_quan
     for (uint64_t i = 0; i < made->kept_count; i++) {
         const tsr_str module = without_ending(made->kept[i]), end = end_of(module);
         const uint32_t known = tsr_map_get(ends, end, 0), how = known ? known : is_shared(quantized, end) ? WHOLE : ONCE;
-        const tsr_status status = tsr_map_put(ends, end, how, NULL, NULL, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(tsr_map_put(ends, end, how, NULL, NULL, err));
         if (known == ONCE) continue;
         fprintf(to, "%s\"", comma);
         cli_put(to, how == WHOLE ? module : end);

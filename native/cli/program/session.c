@@ -11,6 +11,7 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/path.h"
+#include "tessera/sys/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -276,8 +277,7 @@ static bool begins_like_json(tsr_str text)
 /* Takes names, dtypes and shapes from another checkpoint. Its chunks are ignored. */
 static tsr_status take_checkpoint(cli *program, const char *path, cli_contract *out, tsr_error *err)
 {
-    tsr_status status = cli_open_compared(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(cli_open_compared(program, path, &(tsr_open_options){.skip_objects = true}, &out->session, err));
     out->contract =
         (tsr_contract){.expected = *out->session.catalog, .called = "the other checkpoint", .allow = TSR_ANY_CHUNKS};
     return TSR_OK;

@@ -9,6 +9,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/try.h"
 
 typedef struct builder {
     cli_listing *listing;
@@ -651,8 +652,7 @@ tsr_status cli_put_tree(cli_view *v, tsr_error *err)
 {
     enum { MOST_TYPE = 24, DETAILS_WIDTH = 24 };
     v->name_width = 6, v->type_width = 5, v->size_width = 4;
-    tsr_status status = cli_listing_rows(&v->listing, true, measure_tree_row, v, &tsr_allocator_libc, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(cli_listing_rows(&v->listing, true, measure_tree_row, v, &tsr_allocator_libc, err));
     if (v->type_width > MOST_TYPE) v->type_width = MOST_TYPE;
     cli_fit_names(v, v->type_width + v->size_width + 6 + DETAILS_WIDTH);
     putchar('\n');

@@ -68,8 +68,6 @@ static inline const cli_node *cli_view_root(const cli_view *view)
     return view->listing.nodes.items;
 }
 
-/* Prints the summary. */
-void cli_put_head(const cli_view *view);
 /* One line per tensor, or one per prefix; equal layers are folded. */
 tsr_status cli_put_table(cli_view *view, tsr_error *err);
 tsr_status cli_put_tree(cli_view *view, tsr_error *err);

@@ -75,15 +75,6 @@ tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything except the source. */
 void cli_writing_close(cli_writing *writing);
 
-/* Keeps a warning for the document. TSR_E_NOMEM if it has no data, too. */
-tsr_status cli_keep_warning(cli_writing *writing, tsr_str text, tsr_error *err);
-/* Describes the job in lines: everything that affects the output. */
-tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err);
-/* Refuses a planned conversion whose names, shapes and dtypes do not fit those of --against. */
-tsr_status cli_check_against(const cli_writing *writing, tsr_error *err);
-/* Reports on stderr what was written; with --json, prints the document on stdout. */
-tsr_status cli_report_writing(cli_writing *writing, tsr_error *err);
-
 /* ---- what was continued ---- */
 
 /* Reports what a run has continued of an interrupted one. */
