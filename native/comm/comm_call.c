@@ -2,6 +2,7 @@
 #include "comm/comm_call.h"
 
 #include "tessera/sys/containers.h"
+#include "tessera/sys/try.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -188,8 +189,7 @@ static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send
 {
     faulty *f = (faulty *)comm;
     uint64_t call;
-    tsr_status status = before(f, &call, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(before(f, &call, err));
     return after(f, call, f->inner->exchange(f->inner, sends, send_count, receives, receive_count, err), err);
 }
 

@@ -315,6 +315,7 @@ static void pulse_stop(tsr_pulse *p)
 #include "tessera/comm.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
 
 /* Only Open MPI has a function for this. */
 bool tsr_mpi_takes_device_memory(void)
@@ -793,8 +794,7 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
     tsr_comm_mpi_options own;
     int begun = 0, ended = 0;
     MPI_Comm copy;
-    const tsr_status known = TSR_OPTIONS_COPY(&own, options, tsr_comm_mpi_options, err);
-    if (known != TSR_OK) return known;
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_comm_mpi_options, err));
     MPI_Initialized(&begun);
     MPI_Finalized(&ended);
     if (!begun || ended) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: MPI is not initialized");

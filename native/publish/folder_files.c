@@ -6,6 +6,7 @@
 #include "io/locked.h"
 #include "io/sys.h"
 #include "publish/folder_output.h"
+#include "tessera/sys/try.h"
 
 /* ---- output files ---- */
 
@@ -143,8 +144,7 @@ tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err)
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err)
 {
     const output_file *files = output->files.items;
-    const tsr_status moved = tsr_output_refuse_moved(output, err);
-    if (moved != TSR_OK) return moved;
+    TSR_TRY(tsr_output_refuse_moved(output, err));
     if (output->mode == OUTPUT_NEW_FOLDER || output->options.existing == TSR_EXISTING_REFUSED)
         return TSR_OK; /* the rename replaces nothing */
     if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;

@@ -261,8 +261,7 @@ static tsr_status write_around_holes(tsr_sys_file file, uint64_t offset, const u
         next = size - at < left ? size : at + left;
         if (!is_zero(data + at, next - at)) continue;
         if (at > from) {
-            tsr_status status = tsr_sys_write(file, offset + from, data + from, at - from, err);
-            if (status != TSR_OK) return status;
+            TSR_TRY(tsr_sys_write(file, offset + from, data + from, at - from, err));
         }
         from = next;
     }

@@ -64,8 +64,7 @@ tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, t
                          output->name);
     for (; slash; slash = strchr(slash + 1, '/')) {
         if (is_noted(output, name, (size_t)(slash - name))) continue;
-        tsr_status status = make_subfolder(output, name, (size_t)(slash - name), err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(make_subfolder(output, name, (size_t)(slash - name), err));
     }
     return TSR_OK;
 }
@@ -575,9 +574,8 @@ static tsr_status rename_file(folder_output *output, output_file *file, bool rep
 static tsr_status publish_file(folder_output *output, tsr_error *err)
 {
     if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
-    tsr_status status = rename_file(output, tsr_output_file(output, 0),
-                                    output->options.existing != TSR_EXISTING_REFUSED && output->found.inode, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(rename_file(output, tsr_output_file(output, 0),
+                        output->options.existing != TSR_EXISTING_REFUSED && output->found.inode, err));
     output->published = true;
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
 }
@@ -659,8 +657,7 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
 {
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (i == marker) continue;
-        tsr_status status = rename_file(output, tsr_output_file(output, i), false, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(rename_file(output, tsr_output_file(output, i), false, err));
     }
     tsr_status status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK) status = tsr_output_refuse_changed(output, err); /* again: until here everything can be undone */
@@ -696,8 +693,7 @@ static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
         int fd;
         const char *name;
         if (tsr_output_file(output, i)->is_final) continue;
-        tsr_status status = tsr_output_take(output, i, &fd, &name, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(tsr_output_take(output, i, &fd, &name, err));
         publish_keep_permissions(output, tsr_output_file(output, i), fd);
         tsr_output_give(output, i);
     }
@@ -777,8 +773,7 @@ static size_t record_old(const folder_output *output, tsr_recorded_file *files)
 static tsr_status record_companion(folder_output *companion, tsr_recorded_file *files, size_t *count, tsr_error *err)
 {
     struct stat info;
-    const tsr_status status = record_files(companion, files + *count, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(record_files(companion, files + *count, err));
     *count += companion->files.count;
     if (companion->sys->link_stat_at(companion->sys, companion->parent, companion->name, &info) == 0)
         files[(*count)++] = (tsr_recorded_file){tsr_str_from(companion->name), tsr_identity_of(&info), true};

@@ -14,6 +14,7 @@
 #include "publish/text.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/try.h"
 
 /* ---- leftovers ---- */
 
@@ -543,8 +544,7 @@ static tsr_status refuse_missing(const job_state *s, tsr_error *err)
     missing_units m = {s, 1};
     tsr_leftover *found;
     size_t count;
-    const tsr_status status = tsr_journals_list(&s->journals, s->job->arena, &found, &count, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(tsr_journals_list(&s->journals, s->job->arena, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
         if (is_own(s, &found[i]) && found[i].parts > m.parts) m.parts = found[i].parts;
     }

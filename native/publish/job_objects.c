@@ -45,8 +45,7 @@ void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const t
 static tsr_status choose_notes(job_state *s, tsr_error *err)
 {
     tsr_str text;
-    const tsr_status status = tsr_job_describe(s, &text, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(tsr_job_describe(s, &text, err));
     tsr_journal_tag(text, s->tag);
     s->notes = tsr_arena_format(s->job->arena, err, ".tessera-%s-", s->tag);
     return s->notes.data ? TSR_OK : TSR_E_NOMEM;

@@ -274,8 +274,7 @@ tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err)
     if (!s->job->is_folder) {
         tsr_str path = tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
         if (!path.data) return TSR_E_NOMEM;
-        const tsr_status status = open_sidecar(s, path.data, err);
-        if (status != TSR_OK) return status;
+        TSR_TRY(open_sidecar(s, path.data, err));
         to = s->sidecar;
         name = TSR_STR("");
     }

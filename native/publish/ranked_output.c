@@ -6,6 +6,7 @@
 #include "publish/text.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/try.h"
 
 typedef struct kept_bytes {
     uint64_t offset, size;
@@ -43,8 +44,7 @@ static tsr_status hand_out(tsr_ranked_output *o, size_t *size, tsr_status *writt
 {
     const tsr_ranks ranks = {o->ranks, o->allocator};
     void *bytes = NULL;
-    const tsr_status status = tsr_comm_broadcast_blob(ranks, (tsr_str){o->kept.items, o->kept.count}, 0, &bytes, size, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(tsr_comm_broadcast_blob(ranks, (tsr_str){o->kept.items, o->kept.count}, 0, &bytes, size, err));
     o->kept.count = 0;
     if (*written == TSR_OK) *written = write_own(o, bytes, *size, err);
     tsr_free(o->allocator, bytes, *size, 1);
