@@ -7,6 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/text/listing.h"
 #include "cli/text/report_text.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
@@ -14,6 +15,28 @@
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
+
+typedef struct view {
+    const cli_terminal *out;
+    const cli_session *session;
+    const tsr_command_options *arguments;
+    cli_listing listing;
+    tsr_vec partners;                                         /* tensors, sorted by storage */
+    unsigned name_width, type_width, shape_width, size_width; /* in columns */
+    bool has_stored; /* a tensor is sharded or shares its storage, which needs another column */
+} view;
+
+enum { CELL = 128 };
+
+static const cli_node *view_root(const view *v)
+{
+    return v->listing.nodes.items;
+}
+
+static void widen(unsigned *column, unsigned width)
+{
+    if (width > *column) *column = width;
+}
 
 /* ---- the summary: sizes, dtypes and sharding ---- */
 
@@ -31,7 +54,7 @@ static int largest_share(const share *shares)
 }
 
 /* Prints "float32 98%, bfloat16 2%": the largest shares, in descending order. */
-static void put_mix(const cli_view *v)
+static void put_mix(const view *v)
 {
     enum { MOST = 5 };
     share shares[TSR_DTYPE_COUNT] = {{0}};
@@ -72,7 +95,7 @@ static int cut_order(const void *a, const void *b)
 }
 
 /* Prints "40 tensors in 2 chunks, 12 in 4, 26 whole": how many tensors have how many chunks. */
-static void put_sharding(const cli_view *v)
+static void put_sharding(const view *v)
 {
     enum { KINDS = 8, SHOWN = 4 };
     cut cuts[KINDS] = {{0}};
@@ -126,7 +149,7 @@ static uint64_t count_data_files(const tsr_catalog *catalog)
     return count;
 }
 
-static uint64_t count_per_rank(const cli_view *v)
+static uint64_t count_per_rank(const view *v)
 {
     uint64_t count = 0;
     const cli_node *nodes = v->listing.nodes.items;
@@ -135,7 +158,7 @@ static uint64_t count_per_rank(const cli_view *v)
 }
 
 /* Prints which of the checkpoints in a directory was opened. */
-static void put_step(const cli_view *v)
+static void put_step(const view *v)
 {
     const char *marker;
     const tsr_str step = tsr_checkpoint_step(v->session->checkpoint, &marker);
@@ -147,7 +170,7 @@ static void put_step(const cli_view *v)
 
 /* Prints "parts: model (safetensors, 12 tensors), scheduler (torch-zip, 8 objects)". The contents of parts that were not
  * opened are unknown. */
-static void put_parts(const cli_view *v)
+static void put_parts(const view *v)
 {
     const tsr_catalog *catalog = v->session->catalog;
     for (uint32_t p = 0; p < catalog->part_count; p++) {
@@ -167,7 +190,7 @@ static void put_parts(const cli_view *v)
 }
 
 /* Prints "metadata: format = pt, modelspec.author = A. Berg, and 3 more": the first pairs, each shortened. */
-static void put_metadata(const cli_view *v)
+static void put_metadata(const view *v)
 {
     enum { MOST = 8, KEY_COLUMNS = 40, VALUE_COLUMNS = 60 };
     const tsr_catalog *catalog = v->session->catalog;
@@ -184,9 +207,9 @@ static void put_metadata(const cli_view *v)
 }
 
 /* Prints the summary. */
-static void put_head(const cli_view *v)
+static void put_head(const view *v)
 {
-    const cli_node *root = cli_view_root(v);
+    const cli_node *root = view_root(v);
     uint64_t files = count_data_files(v->session->catalog);
     cli_on(v->out, stdout, CLI_BOLD);
     cli_put(stdout, tsr_str_from(v->session->path));
@@ -213,6 +236,437 @@ static void put_head(const cli_view *v)
         put_sharding(v);
     }
     put_metadata(v);
+}
+
+/* ---- cells ---- */
+
+/* The dtype of a node, such as "float32"; "mixed" if there are several. */
+static const char *node_dtype(const cli_node *node)
+{
+    return node->mixed ? "mixed" : node->tensors ? tsr_dtype_describe(node->dtype)->name : "";
+}
+
+/* The table and the tree of `inspect`. */
+
+static void times_text(uint64_t times, char *out, size_t capacity)
+{
+    if (times > 1) snprintf(out, capacity, "  ×%" PRIu64, times);
+    else *out = '\0';
+}
+
+/* The width of `label` followed by "  ×N", which put_name prints, padded to `width` columns. */
+static unsigned name_width(tsr_str label, uint64_t times)
+{
+    char text[32];
+    times_text(times, text, sizeof text);
+    return cli_width(label) + cli_width(tsr_str_from(text));
+}
+
+static void put_name(const view *v, tsr_str label, uint64_t times, unsigned width)
+{
+    char text[32];
+    times_text(times, text, sizeof text);
+    unsigned suffix = cli_width(tsr_str_from(text)), room = width > suffix ? width - suffix : 1, used = cli_width(label);
+    cli_put_fitted(stdout, label, room, false);
+    cli_on(v->out, stdout, CLI_DIM);
+    fputs(text, stdout);
+    cli_off(v->out, stdout);
+    if (used < room) cli_pad(stdout, room - used);
+}
+
+/* On a terminal, narrows the column of names so that `others` further columns fit into the line. */
+static void fit_names(view *v, unsigned others)
+{
+    enum { LEAST = 24 };
+    unsigned most = v->out->columns > others + LEAST ? v->out->columns - others : LEAST;
+    if (v->out->is_terminal && v->name_width > most) v->name_width = most;
+}
+
+static tsr_str shown_name(const cli_row *row)
+{
+    return row->label.size ? row->label : TSR_STR("(root)");
+}
+
+static uint64_t row_bytes(const cli_row *row)
+{
+    uint64_t bytes = 0;
+    if (row->node->entry && row->node->entry->kind == TSR_ENTRY_TENSOR) tsr_entry_bytes(row->node->entry, &bytes);
+    return bytes * row->times;
+}
+
+/* ---- shared storage ---- */
+
+typedef struct partner {
+    uint32_t storage_id;
+    const tsr_entry *entry;
+} partner;
+
+static int partner_order(const void *a, const void *b)
+{
+    const partner *x = a, *y = b;
+    if (x->storage_id != y->storage_id) return x->storage_id < y->storage_id ? -1 : 1;
+    return (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+static tsr_status find_partners(view *v, tsr_error *err)
+{
+    const tsr_catalog *catalog = v->session->catalog;
+    v->partners = tsr_vec_of(&tsr_allocator_libc, sizeof(partner));
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (!catalog->entries[i].storage_id) continue;
+        partner *item = tsr_vec_push(&v->partners, err);
+        if (!item) return TSR_E_NOMEM;
+        *item = (partner){catalog->entries[i].storage_id, &catalog->entries[i]};
+    }
+    if (v->partners.count) qsort(v->partners.items, v->partners.count, sizeof(partner), partner_order);
+    return TSR_OK;
+}
+
+/* The first other tensor that uses the entry's storage; NULL if there is none. */
+static const tsr_entry *partner_of(const view *v, const tsr_entry *entry)
+{
+    const partner *items = v->partners.items;
+    size_t low = 0, high = v->partners.count;
+    if (!entry->storage_id) return NULL;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (items[middle].storage_id < entry->storage_id) low = middle + 1;
+        else high = middle;
+    }
+    if (low < v->partners.count && items[low].entry == entry) low++;
+    return low < v->partners.count && items[low].storage_id == entry->storage_id ? items[low].entry : NULL;
+}
+
+/* ---- table ---- */
+
+static void measure_row(void *ctx, const cli_row *row)
+{
+    view *v = ctx;
+    const tsr_entry *entry = row->node->entry;
+    char shape[CELL];
+    if (entry->kind != TSR_ENTRY_TENSOR) return;
+    cli_shape_text(entry, shape, sizeof shape);
+    widen(&v->name_width, name_width(shown_name(row), row->times));
+    widen(&v->type_width, (unsigned)strlen(tsr_dtype_describe(entry->dtype)->name));
+    widen(&v->shape_width, (unsigned)strlen(shape));
+    widen(&v->size_width, (unsigned)strlen(cli_bytes(row_bytes(row)).text));
+    v->has_stored |= entry->chunk_count != 1 || entry->distribution || partner_of(v, entry);
+}
+
+static void put_stored(const view *v, const tsr_entry *entry)
+{
+    char layout[CELL];
+    const tsr_entry *other = partner_of(v, entry);
+    cli_layout_text(entry, layout, sizeof layout);
+    cli_on(v->out, stdout, CLI_DIM);
+    fputs("  ", stdout);
+    cli_put(stdout, tsr_str_from(layout));
+    if (other) {
+        fputs(", shares ", stdout);
+        cli_put(stdout, other->fqn);
+    }
+    cli_off(v->out, stdout);
+}
+
+static void put_row(void *ctx, const cli_row *row)
+{
+    const view *v = ctx;
+    const tsr_entry *entry = row->node->entry;
+    char shape[CELL];
+    if (entry->kind != TSR_ENTRY_TENSOR) return;
+    cli_shape_text(entry, shape, sizeof shape);
+    put_name(v, shown_name(row), row->times, v->name_width);
+    printf("  %-*s  %-*s  %*s", (int)v->type_width, tsr_dtype_describe(entry->dtype)->name, (int)v->shape_width, shape,
+           (int)v->size_width, cli_bytes(row_bytes(row)).text);
+    if (v->has_stored) put_stored(v, entry);
+    putchar('\n');
+}
+
+/* One line per tensor; equal layers are folded. */
+static tsr_status put_table(view *v, tsr_error *err)
+{
+    enum { STORED_WIDTH = 14 };
+    v->name_width = 6, v->type_width = 5, v->shape_width = 5, v->size_width = 4;
+    tsr_status status = find_partners(v, err);
+    if (status == TSR_OK) status = cli_listing_rows(&v->listing, false, measure_row, v, &tsr_allocator_libc, err);
+    if (status == TSR_OK) {
+        fit_names(v, v->type_width + v->shape_width + v->size_width + 8 + (v->has_stored ? STORED_WIDTH : 0));
+        cli_on(v->out, stdout, CLI_BOLD);
+        printf("\n%-*s  %-*s  %-*s  %*s%s\n", (int)v->name_width, "TENSOR", (int)v->type_width, "DTYPE", (int)v->shape_width,
+               "SHAPE", (int)v->size_width, "SIZE", v->has_stored ? "  STORED" : "");
+        cli_off(v->out, stdout);
+        status = cli_listing_rows(&v->listing, false, put_row, v, &tsr_allocator_libc, err);
+    }
+    tsr_vec_free(&v->partners);
+    return status;
+}
+
+/* ---- tree ---- */
+
+static unsigned branch_width(const cli_row *row)
+{
+    return 3 * row->depth;
+}
+
+static void put_branch(const view *v, const cli_row *row)
+{
+    cli_on(v->out, stdout, CLI_DIM);
+    for (unsigned d = 1; d < row->depth; d++) fputs(row->last_at >> d & 1 ? "   " : "│  ", stdout);
+    if (row->depth) fputs(row->last_at >> row->depth & 1 ? "└─ " : "├─ ", stdout);
+    cli_off(v->out, stdout);
+}
+
+static void count_text(const cli_row *row, char *out, size_t capacity)
+{
+    const cli_node *node = row->node;
+    cli_words tensors = cli_plural(node->tensors * row->times, "tensor"),
+              objects = cli_plural(node->others * row->times, "object");
+    snprintf(out, capacity, "%s%s%s", node->tensors ? tensors.text : "", node->tensors && node->others ? ", " : "",
+             node->others ? objects.text : "");
+}
+
+static void details_text(const cli_row *row, char *out, size_t capacity)
+{
+    const tsr_entry *entry = row->node->entry;
+    char shape[CELL], layout[CELL];
+    *out = '\0';
+    if (!entry) {
+        count_text(row, out, capacity);
+    } else if (entry->kind == TSR_ENTRY_TENSOR) {
+        cli_shape_text(entry, shape, sizeof shape);
+        cli_layout_text(entry, layout, sizeof layout);
+        snprintf(out, capacity, "%s%s%s", shape, entry->chunk_count == 1 && !entry->distribution ? "" : "  ",
+                 entry->chunk_count == 1 && !entry->distribution ? "" : layout);
+    } else if (entry->value) {
+        tsr_value_text(entry->value, out, capacity);
+    }
+}
+
+static tsr_str type_text(const cli_row *row)
+{
+    const tsr_entry *entry = row->node->entry;
+    return entry && entry->kind != TSR_ENTRY_TENSOR ? entry->type : tsr_str_from(node_dtype(row->node));
+}
+
+static void measure_tree_row(void *ctx, const cli_row *row)
+{
+    view *v = ctx;
+    widen(&v->name_width, branch_width(row) + name_width(shown_name(row), row->times));
+    widen(&v->type_width, cli_width(type_text(row)));
+    widen(&v->size_width, (unsigned)strlen(cli_bytes(row->node->bytes * row->times).text));
+}
+
+static void put_tree_row(void *ctx, const cli_row *row)
+{
+    const view *v = ctx;
+    char details[4 * CELL];
+    unsigned branch = branch_width(row), width = v->name_width > branch + 8 ? v->name_width - branch : 8;
+    unsigned before = branch + width + v->size_width + v->type_width + 6;
+    const char *note = row->odd ? "  unlike its siblings" : "";
+    before += (unsigned)strlen(note);
+    unsigned room = !v->out->is_terminal ? 200 : v->out->columns > before + 16 ? v->out->columns - before : 16;
+    put_branch(v, row);
+    if (!row->node->entry) cli_on(v->out, stdout, CLI_BOLD);
+    put_name(v, shown_name(row), row->times, width);
+    cli_off(v->out, stdout);
+    printf("  %*s  ", (int)v->size_width, row->node->tensors ? cli_bytes(row->node->bytes * row->times).text : "");
+    cli_put_fitted(stdout, type_text(row), v->type_width, true);
+    fputs("  ", stdout);
+    details_text(row, details, sizeof details);
+    cli_put_fitted(stdout, tsr_str_from(details), room, false);
+    cli_on(v->out, stdout, CLI_YELLOW);
+    fputs(note, stdout);
+    cli_off(v->out, stdout);
+    putchar('\n');
+}
+
+/* One line per prefix. */
+static tsr_status put_tree(view *v, tsr_error *err)
+{
+    enum { MOST_TYPE = 24, DETAILS_WIDTH = 24 };
+    v->name_width = 6, v->type_width = 5, v->size_width = 4;
+    TSR_TRY(cli_listing_rows(&v->listing, true, measure_tree_row, v, &tsr_allocator_libc, err));
+    if (v->type_width > MOST_TYPE) v->type_width = MOST_TYPE;
+    fit_names(v, v->type_width + v->size_width + 6 + DETAILS_WIDTH);
+    putchar('\n');
+    return cli_listing_rows(&v->listing, true, put_tree_row, v, &tsr_allocator_libc, err);
+}
+
+/* ---- objects ---- */
+
+/* The objects of `inspect`. Optimizers repeat their options for every parameter. Equal values whose names have the same
+ * beginning and end are therefore printed as one line, "optim.param_groups.**.lr  ×17". */
+
+typedef struct object_row {
+    const tsr_entry *entry; /* the first of the group */
+    uint64_t times;
+    uint64_t key;
+    uint64_t order;
+    tsr_str prefix; /* common beginning of all names: whole components, and the dot after them */
+} object_row;
+
+static uint64_t hash(tsr_str text, uint64_t seed)
+{
+    return tsr_hash_bytes(text.data, text.size, seed);
+}
+
+static tsr_str first_component(tsr_str name)
+{
+    const char *dot = name.size ? memchr(name.data, '.', name.size) : NULL;
+    return (tsr_str){name.data, dot ? (size_t)(dot - name.data) : name.size};
+}
+
+static bool hold_alike(const tsr_entry *a, const tsr_entry *b)
+{
+    return a && b && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
+}
+
+/* Describes what the ranks hold: "bfloat16 [4, 8] on 2 ranks", or "float32 [4], [3], none". */
+static void per_rank_text(const tsr_per_rank *ranks, char *out, size_t capacity)
+{
+    size_t used = 0;
+    uint32_t alike = 1;
+    tsr_dtype dtype = TSR_DTYPE_NONE;
+    while (alike < ranks->count && hold_alike(ranks->tensors[0], ranks->tensors[alike])) alike++;
+    for (uint32_t r = 0; r < (alike == ranks->count ? 1 : ranks->count) && used < capacity; r++) {
+        const tsr_entry *held = ranks->tensors[r];
+        char shape[CELL] = "none";
+        const bool shows_dtype = held && held->dtype != dtype;
+        if (held) cli_shape_text(held, shape, sizeof shape);
+        if (held) dtype = held->dtype;
+        used += (size_t)snprintf(out + used, capacity - used, "%s%s%s%s", r ? ", " : "",
+                                 shows_dtype ? tsr_dtype_describe(dtype)->name : "", shows_dtype ? " " : "", shape);
+    }
+    if (alike == ranks->count && used < capacity) snprintf(out + used, capacity - used, " on %u ranks", ranks->count);
+}
+
+static uint64_t key_of(const tsr_entry *entry)
+{
+    char text[4 * CELL];
+    uint64_t key = hash(entry->type, hash(tsr_last_component(entry->fqn), hash(first_component(entry->fqn), 1)));
+    if (entry->per_rank) {
+        per_rank_text(entry->per_rank, text, sizeof text);
+        return hash(tsr_str_from(text), key);
+    }
+    return entry->value ? hash(tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), key) : key;
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const object_row *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+static int by_order(const void *a, const void *b)
+{
+    const object_row *x = a, *y = b;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+static tsr_str common_prefix(tsr_str a, tsr_str b)
+{
+    size_t size = 0, dot = 0;
+    while (size < a.size && size < b.size && a.data[size] == b.data[size]) {
+        if (a.data[size++] == '.') dot = size;
+    }
+    return (tsr_str){a.data, dot};
+}
+
+static tsr_status collect(const view *v, tsr_vec *rows, tsr_error *err)
+{
+    const cli_node *nodes = v->listing.nodes.items;
+    for (size_t i = 0; i < v->listing.nodes.count; i++) {
+        const tsr_entry *entry = nodes[i].entry;
+        if (!entry || entry->kind == TSR_ENTRY_TENSOR) continue;
+        object_row *row = tsr_vec_push(rows, err);
+        if (!row) return TSR_E_NOMEM;
+        *row = (object_row){entry, 1, key_of(entry), (uint64_t)(entry - v->session->catalog->entries), entry->fqn};
+    }
+    return TSR_OK;
+}
+
+/* Turns groups of three or more into one row, at the position of their first member. */
+static void group(tsr_vec *rows)
+{
+    object_row *items = rows->items;
+    size_t kept = 0;
+    qsort(items, rows->count, sizeof *items, by_key);
+    for (size_t from = 0, to; from < rows->count; from = to) {
+        for (to = from + 1; to < rows->count && items[to].key == items[from].key;) to++;
+        if (to - from < 3) {
+            for (size_t i = from; i < to; i++) items[kept++] = items[i];
+            continue;
+        }
+        object_row folded = items[from];
+        folded.times = to - from;
+        for (size_t i = from + 1; i < to; i++) folded.prefix = common_prefix(folded.prefix, items[i].entry->fqn);
+        items[kept++] = folded;
+    }
+    rows->count = kept;
+    qsort(items, kept, sizeof *items, by_order);
+}
+
+static tsr_str label_of(const object_row *row, char *buffer, size_t capacity)
+{
+    if (row->times == 1) return row->entry->fqn.size ? row->entry->fqn : TSR_STR("(root)");
+    tsr_str last = tsr_last_component(row->entry->fqn);
+    snprintf(buffer, capacity, "%.*s**.%.*s", TSR_STR_ARG(row->prefix), TSR_STR_ARG(last));
+    return tsr_str_from(buffer);
+}
+
+static void put_object(const view *v, const object_row *row)
+{
+    char text[4 * CELL], label[4 * CELL];
+    const tsr_entry *entry = row->entry;
+    bool opaque = entry->kind == TSR_ENTRY_OPAQUE && !entry->per_rank;
+    put_name(v, label_of(row, label, sizeof label), row->times, v->name_width);
+    fputs("  ", stdout);
+    cli_put_fitted(stdout, entry->type, v->type_width, true);
+    fputs("  ", stdout);
+    cli_on(v->out, stdout, CLI_YELLOW);
+    if (opaque) fputs("opaque ", stdout);
+    cli_off(v->out, stdout);
+    unsigned used = v->name_width + v->type_width + 4 + (opaque ? 7 : 0);
+    unsigned room = v->out->columns > used + 20 ? v->out->columns - used : 20;
+    if (entry->per_rank) {
+        per_rank_text(entry->per_rank, text, sizeof text);
+        cli_put_fitted(stdout, tsr_str_from(text), room, false);
+    }
+    if (entry->value) cli_put_fitted(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), room, false);
+    putchar('\n');
+}
+
+static void put_rows(view *v, const tsr_vec *rows)
+{
+    enum { MOST_TYPE = 32, VALUE_WIDTH = 24 };
+    const object_row *items = rows->items;
+    v->name_width = 6, v->type_width = 4;
+    for (size_t i = 0; i < rows->count; i++) {
+        char label[4 * CELL];
+        widen(&v->name_width, name_width(label_of(&items[i], label, sizeof label), items[i].times));
+        widen(&v->type_width, cli_width(items[i].entry->type));
+    }
+    if (v->type_width > MOST_TYPE) v->type_width = MOST_TYPE;
+    fit_names(v, v->type_width + 4 + VALUE_WIDTH);
+    cli_on(v->out, stdout, CLI_BOLD);
+    printf("\n%-*s  %-*s  %s\n", (int)v->name_width, "OBJECT", (int)v->type_width, "TYPE", "VALUE");
+    cli_off(v->out, stdout);
+    for (size_t i = 0; i < rows->count; i++) put_object(v, &items[i]);
+}
+
+/* Prints non-tensor objects. Equal values with many names are one line. */
+static tsr_status put_objects(view *v, tsr_error *err)
+{
+    if (view_root(v)->others == 0) return TSR_OK;
+    tsr_vec rows = tsr_vec_of(&tsr_allocator_libc, sizeof(object_row));
+    tsr_status status = collect(v, &rows, err);
+    if (status == TSR_OK) {
+        group(&rows);
+        put_rows(v, &rows);
+    }
+    tsr_vec_free(&rows);
+    return status;
 }
 
 /* ---- values ---- */
@@ -317,16 +771,16 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const t
 static tsr_status inspect_text(cli *program, const cli_session *session, const tsr_command_options *arguments,
                                tsr_ring *ring, tsr_error *err)
 {
-    cli_view v = {.out = &program->out, .session = session, .arguments = arguments};
+    view v = {.out = &program->out, .session = session, .arguments = arguments};
     if (ring) return put_values(session, arguments, ring, err);
     tsr_status status =
         cli_listing_build(session->catalog, tsr_globs_select, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
     if (status == TSR_OK) {
         put_head(&v);
-        if (arguments->tree) status = cli_put_tree(&v, err);
-        else if (cli_view_root(&v)->tensors) status = cli_put_table(&v, err);
+        if (arguments->tree) status = put_tree(&v, err);
+        else if (view_root(&v)->tensors) status = put_table(&v, err);
     }
-    if (status == TSR_OK) status = cli_put_objects(&v, err);
+    if (status == TSR_OK) status = put_objects(&v, err);
     const tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
     if (status == TSR_OK && tsr_findings_count(findings)) {
         putchar('\n');

@@ -44,39 +44,14 @@ tsr_status cli_listing_build(const tsr_catalog *catalog, bool (*keeps)(const voi
                              const tsr_allocator *allocator, cli_listing *out, tsr_error *err);
 void cli_listing_free(cli_listing *listing);
 
+/* Calls `each` for every row. A table has the nodes with an entry, with their whole folded names. A tree has every node
+ * except those inside a node that contains only objects; a chain of single children is one row. */
+tsr_status cli_listing_rows(const cli_listing *listing, bool tree, void (*each)(void *ctx, const cli_row *row), void *ctx,
+                            const tsr_allocator *allocator, tsr_error *err);
+
 /* Describes how a tensor is sharded: "whole", "4 on dim 0", "2 on dim 0, 2 on dim 1", "7 chunks", or its placements. */
 void cli_layout_text(const tsr_entry *entry, char *out, size_t capacity);
 /* Prints a shape into `out`: "[4096, 4096]". */
 void cli_shape_text(const tsr_entry *entry, char *out, size_t capacity);
-
-/* ---- What the parts of `inspect`'s text share. ---- */
-
-typedef struct cli_view {
-    const cli_terminal *out;
-    const cli_session *session;
-    const tsr_command_options *arguments;
-    cli_listing listing;
-    tsr_vec partners;                                         /* tensors, sorted by storage */
-    unsigned name_width, type_width, shape_width, size_width; /* in columns */
-    bool has_stored; /* a tensor is sharded or shares its storage, which needs another column */
-} cli_view;
-
-enum { CLI_CELL = 128 };
-
-static inline const cli_node *cli_view_root(const cli_view *view)
-{
-    return view->listing.nodes.items;
-}
-
-/* One line per tensor, or one per prefix; equal layers are folded. */
-tsr_status cli_put_table(cli_view *view, tsr_error *err);
-tsr_status cli_put_tree(cli_view *view, tsr_error *err);
-/* Prints non-tensor objects. Equal values with many names are one line. */
-tsr_status cli_put_objects(cli_view *view, tsr_error *err);
-
-static inline void cli_widen(unsigned *column, unsigned width)
-{
-    if (width > *column) *column = width;
-}
 
 #endif
