@@ -5,9 +5,81 @@
 #include <stdlib.h>
 
 #include "live/tensor/state_dict.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
+
+/* ---- nodes ---- */
+
+typedef struct owned {
+    tsr_nodes nodes; /* first */
+    tsr_arena *arena;
+} owned;
+
+/* Number `rank` of a list. */
+static uint64_t listed(const char *list, uint32_t rank)
+{
+    for (; rank && *list; list++) rank -= *list == ',';
+    return strtoull(list, NULL, 10);
+}
+
+/* Numbers the nodes in the order of their first ranks, and lists their ranks. */
+static void nodes_number(owned *o, const uint64_t *machines, uint32_t ranks, uint32_t *of, uint32_t *order, uint32_t *start)
+{
+    uint32_t count = 0, used = 0;
+    for (uint32_t r = 0; r < ranks; r++) {
+        uint32_t same = 0;
+        while (same < r && machines[same] != machines[r]) same++;
+        of[r] = same < r ? of[same] : count++;
+    }
+    for (uint32_t node = 0; node < count; node++) {
+        start[node] = used;
+        for (uint32_t r = 0; r < ranks; r++)
+            if (of[r] == node) order[used++] = r;
+    }
+    start[count] = used;
+    o->nodes = (tsr_nodes){count, of, order, start};
+}
+
+static tsr_status gather_nodes(tsr_comm *comm, owned *o, tsr_status status, tsr_error *err)
+{
+    const uint32_t ranks = comm->size;
+    const char *list = getenv("TESSERA_NODES");
+    const uint64_t mine = list ? listed(list, comm->rank) : tsr_machine();
+    uint64_t *machines = o ? tsr_arena_array(o->arena, ranks, sizeof *machines, err) : NULL;
+    size_t *sizes = machines ? tsr_arena_array(o->arena, ranks, sizeof *sizes, err) : NULL;
+    uint32_t *numbers = sizes ? tsr_arena_array(o->arena, 3 * (size_t)ranks + 1, sizeof *numbers, err) : NULL;
+    if (status == TSR_OK && !numbers) status = TSR_E_NOMEM;
+    TSR_TRY(tsr_comm_agree(comm, status, err));
+    for (uint32_t r = 0; r < ranks; r++) sizes[r] = sizeof mine;
+    TSR_TRY(comm->all_gather(comm, &mine, sizes, machines, err));
+    nodes_number(o, machines, ranks, numbers, numbers + ranks, numbers + 2 * (size_t)ranks);
+    return TSR_OK;
+}
+
+/* `*out` is NULL, and that no error, where all ranks are on one node, or each on its own. The same on all ranks, whatever the mapping
+ * of ranks to nodes. TESSERA_NODES, one number per rank ("0,0,1,1"), stands in for machines, to try a job's traffic on one of
+ * them. Collective. */
+static tsr_status nodes_find(tsr_comm *comm, const tsr_allocator *allocator, tsr_nodes **out, tsr_error *err)
+{
+    *out = NULL;
+    if (comm->size < 3) return TSR_OK; /* two ranks on one node and one on another, at least */
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    owned *o = arena ? TSR_ARENA_NEW(arena, owned, err) : NULL;
+    if (o) o->arena = arena;
+    const tsr_status status = gather_nodes(comm, o, o ? TSR_OK : TSR_E_NOMEM, err);
+    if (status == TSR_OK && o->nodes.count > 1 && o->nodes.count < comm->size) *out = &o->nodes;
+    else tsr_arena_free(arena);
+    return status;
+}
+
+/* Accepts NULL. */
+static void nodes_free(tsr_nodes *nodes)
+{
+    if (nodes) tsr_arena_free(((owned *)nodes)->arena);
+}
 
 /* ---- links ---- */
 
@@ -601,16 +673,10 @@ static tsr_status try_window(traffic *t, reached *copies, bool *done, tsr_error 
 {
     const uint64_t window_bytes = tsr_window_bytes(t->comm->size, t->slice);
     uint64_t most;
-    tsr_window *window;
     TSR_TRY(measure(t, &most, err));
     if (most & ON_DEVICE || (most < LEAST_MOVED && most < 4 * window_bytes)) return TSR_OK;
-    TSR_TRY(tsr_window_open(t->comm, t->slice, t->host->allocator, &window, err));
-    if (!window) return TSR_OK;
-    tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, &(tsr_idle){copy_when_idle, copies}, err);
-    status = tsr_comm_agree(t->comm, status, err);
-    tsr_window_close(t->comm, window, status == TSR_OK);
-    *done = true;
-    return status;
+    return tsr_window_move(t->comm, t->slice, t->host->allocator, t->out.streams, t->in.streams,
+                           &(tsr_idle){copy_when_idle, copies}, done, err);
 }
 
 static tsr_status run_rounds(traffic *t, uint64_t rounds, tsr_status *own, tsr_error *own_error, tsr_error *err)
@@ -691,12 +757,12 @@ tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t
     tsr_error passing = {0};
     TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? links_shared(comm, transfers) : 0, &route.direct,
                             mine == TSR_OK ? err : &passing));
-    if (!route.direct) TSR_TRY(tsr_nodes_find(comm, host->allocator, &nodes, mine == TSR_OK ? err : &passing));
+    if (!route.direct) TSR_TRY(nodes_find(comm, host->allocator, &nodes, mine == TSR_OK ? err : &passing));
     route.nodes = nodes;
     tsr_status status = run_phase(&t, transfers, &route, mine, err);
     t = none;
     route.phase = TSR_PHASE_SPREAD;
     if (status == TSR_OK && nodes) status = run_phase(&t, transfers, &route, TSR_OK, err);
-    tsr_nodes_free(nodes);
+    nodes_free(nodes);
     return status;
 }

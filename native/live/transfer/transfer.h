@@ -64,19 +64,12 @@ tsr_status tsr_redistribute_check(tsr_comm *comm, const tsr_move_list *moves, co
 /* ---- nodes ---- */
 
 /* Which ranks share a machine: what crosses between machines is sent once to each, and spread inside. */
-
 typedef struct tsr_nodes {
     uint32_t count;
     const uint32_t *of;    /* a rank's node */
     const uint32_t *ranks; /* those of node 0 in rising order, of node 1, … */
     const uint32_t *start; /* where those of a node begin; `count` + 1 of them */
 } tsr_nodes;
-
-/* `*out` is NULL, and that no error, where all ranks are on one node, or each on its own. The same on all ranks, whatever the mapping
- * of ranks to nodes. TESSERA_NODES, one number per rank ("0,0,1,1"), stands in for machines, to try a job's traffic on one of
- * them. Collective. */
-tsr_status tsr_nodes_find(tsr_comm *comm, const tsr_allocator *allocator, tsr_nodes **out, tsr_error *err);
-void tsr_nodes_free(tsr_nodes *nodes); /* takes NULL */
 
 /* ---- transfer links ---- */
 
@@ -104,15 +97,8 @@ typedef struct tsr_route {
 
 #define TSR_WINDOW_BYTES ((uint64_t)4 << 20) /* most that a rank's segment has for all others together */
 
-typedef struct tsr_window tsr_window;
-
-/* `*out` is NULL, and that no error, where ranks are on several machines or cannot share memory, and where `most_bytes`, of
- * each rank for one other, are too few. A window of the same size that the communicator has kept is used again. Collective,
- * with the same `most_bytes`. */
-tsr_status tsr_window_open(tsr_comm *comm, uint64_t most_bytes, const tsr_allocator *allocator, tsr_window **out,
-                           tsr_error *err);
-/* After a run that all ranks agree went well, the communicator keeps the window if it can. Takes NULL. */
-void tsr_window_close(tsr_comm *comm, tsr_window *window, bool went_well);
+/* A digest of the machine that this process runs on, as far as can be told. */
+uint64_t tsr_machine(void);
 
 /* What a window of these ranks has for each pair of them. */
 uint64_t tsr_window_bytes(uint32_t ranks, uint64_t most_bytes);
@@ -124,8 +110,11 @@ typedef struct tsr_idle {
 } tsr_idle;
 
 /* Moves every byte of the streams, one each by peer, all of host memory, in both directions. What is sent to a rank is what
- * that rank receives. Returns when this rank is done. A rank that dies keeps the others waiting: the communicator's watchdog
- * ends them. Errors: TSR_E_IO when nothing has moved for a minute. */
-tsr_status tsr_window_run(tsr_window *window, tsr_stream *out, tsr_stream *in, const tsr_idle *idle, tsr_error *err);
+ * that rank receives. A window of the same size that the communicator has kept is used again, and the communicator keeps it if
+ * it can. `*done` stays false, and that is no error, where ranks are on several machines or cannot share memory, and where
+ * `most_bytes`, of each rank for one other, are too few. Collective, with the same `most_bytes`. A rank that dies keeps the
+ * others waiting: the communicator's watchdog ends them. Errors: TSR_E_IO when nothing has moved for a minute. */
+tsr_status tsr_window_move(tsr_comm *comm, uint64_t most_bytes, const tsr_allocator *allocator, tsr_stream *out,
+                           tsr_stream *in, const tsr_idle *idle, bool *done, tsr_error *err);
 
 #endif

@@ -29,85 +29,6 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
-/* ---- nodes ---- */
-
-typedef struct owned {
-    tsr_nodes nodes; /* first */
-    tsr_arena *arena;
-} owned;
-
-/* The machine that this process runs on, as far as can be told. */
-static uint64_t machine(void)
-{
-    char text[512] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    size_t size = f ? fread(text, 1, 64, f) : 0;
-    if (f) fclose(f);
-    gethostname(text + size, sizeof text - size - 1);
-    return tsr_hash_bytes(text, sizeof text, 1);
-}
-
-/* Number `rank` of a list. */
-static uint64_t listed(const char *list, uint32_t rank)
-{
-    for (; rank && *list; list++) rank -= *list == ',';
-    return strtoull(list, NULL, 10);
-}
-
-/* Numbers the nodes in the order of their first ranks, and lists their ranks. */
-static void nodes_number(owned *o, const uint64_t *machines, uint32_t ranks, uint32_t *of, uint32_t *order, uint32_t *start)
-{
-    uint32_t count = 0, used = 0;
-    for (uint32_t r = 0; r < ranks; r++) {
-        uint32_t same = 0;
-        while (same < r && machines[same] != machines[r]) same++;
-        of[r] = same < r ? of[same] : count++;
-    }
-    for (uint32_t node = 0; node < count; node++) {
-        start[node] = used;
-        for (uint32_t r = 0; r < ranks; r++)
-            if (of[r] == node) order[used++] = r;
-    }
-    start[count] = used;
-    o->nodes = (tsr_nodes){count, of, order, start};
-}
-
-static tsr_status find(tsr_comm *comm, owned *o, tsr_status status, tsr_error *err)
-{
-    const uint32_t ranks = comm->size;
-    const char *list = getenv("TESSERA_NODES");
-    const uint64_t mine = list ? listed(list, comm->rank) : machine();
-    uint64_t *machines = o ? tsr_arena_array(o->arena, ranks, sizeof *machines, err) : NULL;
-    size_t *sizes = machines ? tsr_arena_array(o->arena, ranks, sizeof *sizes, err) : NULL;
-    uint32_t *numbers = sizes ? tsr_arena_array(o->arena, 3 * (size_t)ranks + 1, sizeof *numbers, err) : NULL;
-    if (status == TSR_OK && !numbers) status = TSR_E_NOMEM;
-    TSR_TRY(tsr_comm_agree(comm, status, err));
-    for (uint32_t r = 0; r < ranks; r++) sizes[r] = sizeof mine;
-    TSR_TRY(comm->all_gather(comm, &mine, sizes, machines, err));
-    nodes_number(o, machines, ranks, numbers, numbers + ranks, numbers + 2 * (size_t)ranks);
-    return TSR_OK;
-}
-
-tsr_status tsr_nodes_find(tsr_comm *comm, const tsr_allocator *allocator, tsr_nodes **out, tsr_error *err)
-{
-    *out = NULL;
-    if (comm->size < 3) return TSR_OK; /* two ranks on one node and one on another, at least */
-    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
-    owned *o = arena ? TSR_ARENA_NEW(arena, owned, err) : NULL;
-    if (o) o->arena = arena;
-    const tsr_status status = find(comm, o, o ? TSR_OK : TSR_E_NOMEM, err);
-    if (status == TSR_OK && o->nodes.count > 1 && o->nodes.count < comm->size) *out = &o->nodes;
-    else tsr_arena_free(arena);
-    return status;
-}
-
-void tsr_nodes_free(tsr_nodes *nodes)
-{
-    if (nodes) tsr_arena_free(((owned *)nodes)->arena);
-}
-
-/* ---- window ---- */
-
 enum { LINE = 64, SPINS = 500, NAP_NS = 20000000, MOST_SECONDS = 60 };
 enum { SLOTS = 4, TRIALS = 8 + SLOTS, LEAST_SLOT = 32, SHORT_RUN = 1024, STAGE = 4096, LEAST_PART = 32 << 10 };
 #define NEVER     (UINT64_MAX / 4)      /* sums of it do not wrap */
@@ -135,7 +56,7 @@ typedef struct bell {
     _Atomic uint32_t asleep;
 } bell;
 
-struct tsr_window {
+typedef struct window {
     tsr_comm_kept kept; /* first */
     uint32_t rank, ranks;
     tsr_shared *shared;
@@ -143,22 +64,22 @@ struct tsr_window {
     uint64_t slot_bytes;
     uint64_t slots; /* for each reader */
     pace *paces;    /* by reader */
-};
+} window;
 
-static bell *bell_of(const tsr_window *w, uint32_t rank)
+static bell *bell_of(const window *w, uint32_t rank)
 {
     uint64_t bytes;
     return tsr_shared_buffer(w->shared, rank, 0, &bytes);
 }
 
 /* The channel from `owner` to `reader`, and one of its slots. */
-static channel *channel_of(const tsr_window *w, uint32_t owner, uint32_t reader)
+static channel *channel_of(const window *w, uint32_t owner, uint32_t reader)
 {
     uint64_t bytes;
     return (channel *)tsr_shared_buffer(w->shared, owner, 1, &bytes) + reader;
 }
 
-static uint8_t *slot_of(const tsr_window *w, uint32_t owner, uint32_t reader, uint64_t number)
+static uint8_t *slot_of(const window *w, uint32_t owner, uint32_t reader, uint64_t number)
 {
     uint64_t bytes;
     uint8_t *slots = tsr_shared_buffer(w->shared, owner, 2, &bytes);
@@ -168,9 +89,19 @@ static uint8_t *slot_of(const tsr_window *w, uint32_t owner, uint32_t reader, ui
 
 /* ---- opening ---- */
 
+uint64_t tsr_machine(void)
+{
+    char text[512] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    size_t size = f ? fread(text, 1, 64, f) : 0;
+    if (f) fclose(f);
+    gethostname(text + size, sizeof text - size - 1);
+    return tsr_hash_bytes(text, sizeof text, 1);
+}
+
 static tsr_status on_one_machine(tsr_comm *comm, bool *one, tsr_error *err)
 {
-    uint64_t most = machine(), least = ~most;
+    uint64_t most = tsr_machine(), least = ~most;
     TSR_TRY(comm->largest(comm, &most, err));
     TSR_TRY(comm->largest(comm, &least, err));
     *one = most == ~least;
@@ -179,31 +110,38 @@ static tsr_status on_one_machine(tsr_comm *comm, bool *one, tsr_error *err)
 
 static void free_window(tsr_comm_kept *kept)
 {
-    tsr_window *w = (tsr_window *)kept;
+    window *w = (window *)kept;
     tsr_shared_free(w->shared);
     tsr_free(w->allocator, w->paces, w->ranks, sizeof *w->paces);
     tsr_free(w->allocator, w, 1, sizeof *w);
 }
 
+/* After a run that all ranks agree went well, the communicator keeps the window if it can. */
+static void close_window(tsr_comm *comm, window *w, bool went_well)
+{
+    if (went_well && comm->kept) *comm->kept = &w->kept;
+    else free_window(&w->kept);
+}
+
 static tsr_status make_window(tsr_comm *comm, uint64_t slot_bytes, uint64_t slots, const tsr_allocator *allocator,
-                              tsr_window **out, tsr_error *err)
+                              window **out, tsr_error *err)
 {
     tsr_error unable = {0};
     const uint64_t sizes[] = {sizeof(bell), comm->size * sizeof(channel), slots * (comm->size - 1) * slot_bytes};
-    tsr_window *w = tsr_alloc(allocator, 1, sizeof *w, err);
+    window *w = tsr_alloc(allocator, 1, sizeof *w, err);
     if (w)
-        *w = (tsr_window){.kept = {free_window},
-                          .rank = comm->rank,
-                          .ranks = comm->size,
-                          .allocator = allocator,
-                          .slot_bytes = slot_bytes,
-                          .slots = slots};
+        *w = (window){.kept = {free_window},
+                      .rank = comm->rank,
+                      .ranks = comm->size,
+                      .allocator = allocator,
+                      .slot_bytes = slot_bytes,
+                      .slots = slots};
     if (w) w->paces = tsr_alloc(allocator, comm->size, sizeof *w->paces, err);
     if (w && w->paces) memset(w->paces, 0, comm->size * sizeof *w->paces);
     tsr_status status = tsr_comm_agree(comm, w && w->paces ? TSR_OK : TSR_E_NOMEM, err);
     if (status == TSR_OK && tsr_shared_new(comm, sizes, 3, allocator, &w->shared, &unable) == TSR_OK)
         *out = w; /* fresh pages are zeros */
-    else tsr_window_close(comm, w, false);
+    else close_window(comm, w, false);
     return status;
 }
 
@@ -223,12 +161,13 @@ uint64_t tsr_window_bytes(uint32_t ranks, uint64_t most_bytes)
     return slot_bytes * slots;
 }
 
-tsr_status tsr_window_open(tsr_comm *comm, uint64_t most_bytes, const tsr_allocator *allocator, tsr_window **out,
-                           tsr_error *err)
+/* `*out` is NULL where the ranks can have no window. */
+static tsr_status open_window(tsr_comm *comm, uint64_t most_bytes, const tsr_allocator *allocator, window **out,
+                              tsr_error *err)
 {
     bool one = false;
     uint64_t slot_bytes, slots;
-    tsr_window *kept = comm->kept ? (tsr_window *)*comm->kept : NULL; /* on all ranks or on none */
+    window *kept = comm->kept ? (window *)*comm->kept : NULL; /* on all ranks or on none */
     choose_size(comm->size, most_bytes, &slot_bytes, &slots);
     *out = NULL;
     if (kept && kept->slot_bytes == slot_bytes && kept->slots == slots) {
@@ -243,18 +182,11 @@ tsr_status tsr_window_open(tsr_comm *comm, uint64_t most_bytes, const tsr_alloca
     return one ? make_window(comm, slot_bytes, slots, comm->kept ? &tsr_allocator_libc : allocator, out, err) : TSR_OK;
 }
 
-void tsr_window_close(tsr_comm *comm, tsr_window *w, bool went_well)
-{
-    if (!w) return;
-    if (went_well && comm->kept) *comm->kept = &w->kept;
-    else free_window(&w->kept);
-}
-
 /* ---- moving ---- */
 
 /* The same at both ends. Slots of a short stream, and of the end of a long one, are not filled: so the other rank begins
  * early, and ends soon after this one. */
-static uint64_t next_size(const tsr_window *w, const tsr_stream *s)
+static uint64_t next_size(const window *w, const tsr_stream *s)
 {
     uint64_t bytes = s->left / w->slots;
     if (bytes < LEAST_PART) bytes = LEAST_PART;
@@ -307,7 +239,7 @@ static void keep_fastest(uint64_t *fastest, uint64_t since)
 }
 
 /* Fills a slot for `peer` if one is free. */
-static tsr_status try_send(tsr_window *w, uint32_t peer, tsr_stream *s, bool *moved, tsr_error *err)
+static tsr_status try_send(window *w, uint32_t peer, tsr_stream *s, bool *moved, tsr_error *err)
 {
     channel *c = channel_of(w, w->rank, peer);
     pace *p = &w->paces[peer];
@@ -325,7 +257,7 @@ static tsr_status try_send(tsr_window *w, uint32_t peer, tsr_stream *s, bool *mo
     return TSR_OK;
 }
 
-static tsr_status try_receive(const tsr_window *w, uint32_t peer, tsr_stream *s, bool *moved, tsr_error *err)
+static tsr_status try_receive(const window *w, uint32_t peer, tsr_stream *s, bool *moved, tsr_error *err)
 {
     channel *c = channel_of(w, peer, w->rank);
     const uint64_t number = atomic_load_explicit(&c->emptied, memory_order_relaxed), bytes = next_size(w, s);
@@ -342,7 +274,7 @@ static tsr_status try_receive(const tsr_window *w, uint32_t peer, tsr_stream *s,
 }
 
 /* Only the reader writes its side of a channel, and the owner looks there after the reader has begun to read. */
-static void forget_paces(tsr_window *w)
+static void forget_paces(window *w)
 {
     for (uint32_t peer = 0; peer < w->ranks; peer++) {
         w->paces[peer].tried = 0;
@@ -355,7 +287,7 @@ static void forget_paces(tsr_window *w)
 
 /* ---- waiting ---- */
 
-static void ring(const tsr_window *w, uint32_t rank)
+static void ring(const window *w, uint32_t rank)
 {
     bell *b = bell_of(w, rank);
     atomic_thread_fence(memory_order_seq_cst); /* what it is woken for is to be seen before it is seen asleep */
@@ -365,7 +297,7 @@ static void ring(const tsr_window *w, uint32_t rank)
 }
 
 /* Wakes those that have something to do with this rank, at least `least` slots. */
-static void ring_others(const tsr_window *w, const tsr_stream *in, uint64_t least)
+static void ring_others(const window *w, const tsr_stream *in, uint64_t least)
 {
     for (uint32_t peer = 0; peer < w->ranks; peer++) {
         if (peer == w->rank) continue;
@@ -387,7 +319,7 @@ static tsr_status check_patience(const struct timespec *since, tsr_error *err)
 }
 
 /* One slot each way with every peer that is ready. */
-static tsr_status move_some(tsr_window *w, tsr_stream *out, tsr_stream *in, bool *moved, bool *done, tsr_error *err)
+static tsr_status move_some(window *w, tsr_stream *out, tsr_stream *in, bool *moved, bool *done, tsr_error *err)
 {
     *moved = false;
     *done = true;
@@ -401,7 +333,7 @@ static tsr_status move_some(tsr_window *w, tsr_stream *out, tsr_stream *in, bool
 }
 
 /* Sleeps until rung for, unless there is something to do once others can see that this rank sleeps. */
-static tsr_status move_or_sleep(tsr_window *w, tsr_stream *out, tsr_stream *in, bool *moved, bool *done, tsr_error *err)
+static tsr_status move_or_sleep(window *w, tsr_stream *out, tsr_stream *in, bool *moved, bool *done, tsr_error *err)
 {
     const struct timespec nap = {0, NAP_NS};
     bell *own = bell_of(w, w->rank);
@@ -414,7 +346,8 @@ static tsr_status move_or_sleep(tsr_window *w, tsr_stream *out, tsr_stream *in, 
     return status;
 }
 
-tsr_status tsr_window_run(tsr_window *w, tsr_stream *out, tsr_stream *in, const tsr_idle *idle, tsr_error *err)
+/* Returns when this rank is done. */
+static tsr_status run_window(window *w, tsr_stream *out, tsr_stream *in, const tsr_idle *idle, tsr_error *err)
 {
     struct timespec since;
     bool moved, done, working = true;
@@ -433,4 +366,16 @@ tsr_status tsr_window_run(tsr_window *w, tsr_stream *out, tsr_stream *in, const 
     ring_others(w, in, 1);
     while (working) working = idle->work(idle->ctx);
     return TSR_OK;
+}
+
+tsr_status tsr_window_move(tsr_comm *comm, uint64_t most_bytes, const tsr_allocator *allocator, tsr_stream *out,
+                           tsr_stream *in, const tsr_idle *idle, bool *done, tsr_error *err)
+{
+    window *w;
+    TSR_TRY(open_window(comm, most_bytes, allocator, &w, err));
+    if (!w) return TSR_OK;
+    const tsr_status status = tsr_comm_agree(comm, run_window(w, out, in, idle, err), err);
+    close_window(comm, w, status == TSR_OK);
+    *done = true;
+    return status;
 }
