@@ -1,4 +1,4 @@
-/* The descriptors of an output's files, and whether its destination is still what this run decided to replace. */
+/* The descriptors of an output's files, the sums of their bytes, and what is at the destination. */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -64,11 +64,78 @@ void tsr_output_give(folder_output *output, uint32_t file)
     pthread_mutex_unlock(&output->lock);
 }
 
-/* ---- changed ---- */
+/* ---- sums ---- */
 
-/* Notices that another program has changed the destination since this run decided what to replace there. A training job may
- * have saved its next checkpoint in the directory, or a user may have moved the old one to a safe place: neither may be
- * removed or overwritten, because --overwrite meant what was there before. */
+/* Reads an unpublished output again to verify its sums. */
+
+#define READ_BYTES ((size_t)1 << 20)
+
+/* The bytes of an open file from `at` to `end`. */
+typedef struct span {
+    int fd;
+    const char *name;
+    uint64_t at, end;
+} span;
+
+static tsr_status sum_span(const folder_output *output, span s, uint8_t *buffer, uint64_t *sum, tsr_error *err)
+{
+    *sum = 0;
+    for (; s.at < s.end; s.at += READ_BYTES) {
+        const size_t some = s.end - s.at < READ_BYTES ? (size_t)(s.end - s.at) : READ_BYTES;
+        TSR_TRY(tsr_sys_read((tsr_sys_file){output->sys, s.fd, s.name}, s.at, buffer, some, err));
+        *sum = tsr_sum_add(*sum, tsr_sum_bytes(output->sums, s.at, buffer, some));
+    }
+    return TSR_OK;
+}
+
+static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name,
+                           tsr_error *err)
+{
+    struct stat info;
+    int fd;
+    TSR_TRY(tsr_output_take(output, file, &fd, name, err));
+    tsr_status status = output->sys->stat(output->sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "look at", *name);
+    if (status == TSR_OK) status = sum_span(output, (span){fd, *name, 0, (uint64_t)info.st_size}, buffer, sum, err);
+    tsr_output_give(output, file);
+    return status;
+}
+
+tsr_status tsr_folder_output_sum(tsr_output *base, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    span s = {.at = range.offset, .end = range.offset + range.size};
+    uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
+    if (!buffer) return TSR_E_NOMEM;
+    tsr_status status = tsr_output_take(output, file, &s.fd, &s.name, err);
+    if (status == TSR_OK) {
+        status = sum_span(output, s, buffer, sum, err);
+        tsr_output_give(output, file);
+    }
+    tsr_free(output->allocator, buffer, READ_BYTES, 1);
+    return status;
+}
+
+tsr_status tsr_folder_output_verify(tsr_output *base, const uint64_t *sums, uint32_t count, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    const char *name = "";
+    tsr_status status = TSR_OK;
+    uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
+    if (!buffer) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < count && status == TSR_OK; f++) {
+        uint64_t sum;
+        status = sum_file(output, f, buffer, &sum, &name, err);
+        if (status == TSR_OK && sum != sums[f])
+            status = tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                               "'%s' was changed after it was written: its bytes do not have the digest that was recorded; "
+                               "remove the unpublished output and its journals, and write it again",
+                               name);
+    }
+    tsr_free(output->allocator, buffer, READ_BYTES, 1);
+    return status;
+}
+
+/* ---- the destination ---- */
 
 bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info)
 {
@@ -77,53 +144,6 @@ bool tsr_output_stat_old(const folder_output *output, const char *name, struct s
     const bool found = folder >= 0 && sys->link_stat_at(sys, folder, name, info) == 0;
     if (folder >= 0) sys->close(sys, folder);
     return found;
-}
-
-tsr_identity tsr_output_identity(const folder_output *output, const char *name)
-{
-    struct stat info;
-    return tsr_output_stat_old(output, name, &info) ? tsr_identity_of(&info) : (tsr_identity){0};
-}
-
-bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const struct stat *info)
-{
-    for (size_t i = 0; i < output->options.obsolete_count; i++) {
-        if (!tsr_str_equal(output->options.obsolete[i], name)) continue;
-        if (!info || !output->obsolete || tsr_identity_is(&output->obsolete[i], info, true)) return true;
-    }
-    return false;
-}
-
-static tsr_status refuse(const folder_output *output, const char *what, tsr_error *err)
-{
-    return tsr_raise(
-        err, TSR_E_CHANGED, TSR_NO_POSITION,
-        "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
-        "write to a new name",
-        what, output->name);
-}
-
-/* A file that no longer exists need not be removed. A file with another identity belongs to somebody else. */
-static tsr_status refuse_changed_file(const folder_output *output, size_t index, tsr_error *err)
-{
-    struct stat now;
-    const char *name = output->options.obsolete[index].data;
-    if (!tsr_output_stat_old(output, name, &now) || tsr_identity_is(&output->obsolete[index], &now, true)) return TSR_OK;
-    return tsr_raise(
-        err, TSR_E_CHANGED, TSR_NO_POSITION,
-        "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
-        "again, or write to a new name",
-        name, output->name);
-}
-
-static tsr_status refuse_changed_destination(const folder_output *output, tsr_error *err)
-{
-    struct stat now;
-    const tsr_identity *then = &output->found;
-    const bool exists = output->sys->link_stat_at(output->sys, output->parent, output->name, &now) == 0;
-    if (!exists) return output->mode == OUTPUT_FILE ? TSR_OK : refuse(output, "removed or moved", err);
-    return then->inode && tsr_identity_is(then, &now, true) ? TSR_OK
-                                                            : refuse(output, then->inode ? "replaced" : "created", err);
 }
 
 /* Everything is written through the descriptor of the parent directory, so the output would appear in a directory that the user has
@@ -139,17 +159,4 @@ tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err)
         err, TSR_E_CHANGED, TSR_NO_POSITION,
         "another program has moved or replaced the directory '%s' during this run, so '%s' was not published; run it again",
         output->parent_path, output->name);
-}
-
-tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err)
-{
-    const output_file *files = output->files.items;
-    TSR_TRY(tsr_output_refuse_moved(output, err));
-    if (output->mode == OUTPUT_NEW_FOLDER || output->options.existing == TSR_EXISTING_REFUSED)
-        return TSR_OK; /* the rename replaces nothing */
-    if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;
-    tsr_status status = refuse_changed_destination(output, err);
-    for (size_t i = 0; output->obsolete && i < output->options.obsolete_count && status == TSR_OK; i++)
-        status = refuse_changed_file(output, i, err);
-    return status;
 }

@@ -510,6 +510,13 @@ static tsr_status open_work(folder_output *output, const char *folder, tsr_error
     return refuse_foreign(output, folder, err);
 }
 
+/* The identity of an obsolete file; its inode is 0 if there is none. */
+static tsr_identity identity_of(const folder_output *output, const char *name)
+{
+    struct stat info;
+    return tsr_output_stat_old(output, name, &info) ? tsr_identity_of(&info) : (tsr_identity){0};
+}
+
 /* Remembers the files of the old checkpoint, which permissions they give, and who owns them. */
 static tsr_status look_at_old(folder_output *output, tsr_error *err)
 {
@@ -518,7 +525,7 @@ static tsr_status look_at_old(folder_output *output, tsr_error *err)
     output->obsolete = tsr_arena_array(output->arena, output->options.obsolete_count, sizeof *output->obsolete, err);
     if (!output->obsolete) return TSR_E_NOMEM;
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
-        output->obsolete[i] = tsr_output_identity(output, output->options.obsolete[i].data);
+        output->obsolete[i] = identity_of(output, output->options.obsolete[i].data);
         if (!tsr_output_stat_old(output, output->options.obsolete[i].data, &info) || !S_ISREG(info.st_mode)) continue;
         output->widest |= info.st_mode & 0777;
         if (output->model) continue;

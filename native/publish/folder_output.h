@@ -1,5 +1,5 @@
 /* The state of an output to a directory or a single file. It is shared by the code that opens, writes and closes it
- * (folder_output.c), keeps descriptors and notices changes (folder_files.c), and makes subdirectories and publishes
+ * (folder_output.c), keeps descriptors and sums (folder_files.c), and makes subdirectories, notices changes and publishes
  * (folder_publish.c). */
 #ifndef TSR_NATIVE_FOLDER_OUTPUT_H
 #define TSR_NATIVE_FOLDER_OUTPUT_H
@@ -58,7 +58,7 @@ typedef struct folder_output {
     bool exists;              /* the destination exists and is replaced */
     unsigned widest;          /* union of the permissions of all files of the old checkpoint */
     const struct stat *model; /* a file of the old checkpoint, whose owner and group new files get; or NULL */
-    /* What is to be replaced, as it was when the output was opened (folder_files.c). An inode of 0: nothing was there. */
+    /* What is to be replaced, as it was when the output was opened (folder_publish.c). An inode of 0: nothing was there. */
     tsr_identity found;      /* of the destination */
     tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
     bool unsynced_names;     /* files were created or opened since the directories were last synced */
@@ -86,17 +86,10 @@ int tsr_output_open_file(folder_output *output, const char *name);
 /* replacement.c: one more than the generation in the name of a data file or sidecar; 0 for any other name. */
 uint32_t tsr_generation_after(const char *name);
 
-/* folder_files.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
- * program has changed since. */
-tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err);
-/* TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
+/* folder_files.c: TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
 tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err);
 /* lstat of a name in the current destination; false if there is none. */
 bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info);
-/* The identity of an obsolete file; its inode is 0 if there is none. */
-tsr_identity tsr_output_identity(const folder_output *output, const char *name);
-/* Whether the old checkpoint lists this name, and `info` is still the file that had it; `info` NULL: only the name counts. */
-bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const struct stat *info);
 /* folder_publish.c: the functions `sync` and `publish` of the output. */
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);

@@ -170,6 +170,67 @@ void tsr_keep_permissions_of(int folder, const char *name, int new_file)
     if (old >= 0) close(old);
 }
 
+/* ---- what other programs have changed ---- */
+
+/* Notices that another program has changed the destination since this run decided what to replace there. A training job may
+ * have saved its next checkpoint in the directory, or a user may have moved the old one to a safe place: neither may be
+ * removed or overwritten, because --overwrite meant what was there before. */
+
+/* Whether the old checkpoint lists this name, and `info` is still the file that had it; `info` NULL: only the name counts. */
+static bool lists_obsolete(const folder_output *output, tsr_str name, const struct stat *info)
+{
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        if (!tsr_str_equal(output->options.obsolete[i], name)) continue;
+        if (!info || !output->obsolete || tsr_identity_is(&output->obsolete[i], info, true)) return true;
+    }
+    return false;
+}
+
+static tsr_status refuse(const folder_output *output, const char *what, tsr_error *err)
+{
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
+        "write to a new name",
+        what, output->name);
+}
+
+/* A file that no longer exists need not be removed. A file with another identity belongs to somebody else. */
+static tsr_status refuse_changed_file(const folder_output *output, size_t index, tsr_error *err)
+{
+    struct stat now;
+    const char *name = output->options.obsolete[index].data;
+    if (!tsr_output_stat_old(output, name, &now) || tsr_identity_is(&output->obsolete[index], &now, true)) return TSR_OK;
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
+        "again, or write to a new name",
+        name, output->name);
+}
+
+static tsr_status refuse_changed_destination(const folder_output *output, tsr_error *err)
+{
+    struct stat now;
+    const tsr_identity *then = &output->found;
+    const bool exists = output->sys->link_stat_at(output->sys, output->parent, output->name, &now) == 0;
+    if (!exists) return output->mode == OUTPUT_FILE ? TSR_OK : refuse(output, "removed or moved", err);
+    return then->inode && tsr_identity_is(then, &now, true) ? TSR_OK
+                                                            : refuse(output, then->inode ? "replaced" : "created", err);
+}
+
+static tsr_status refuse_changed(const folder_output *output, tsr_error *err)
+{
+    const output_file *files = output->files.items;
+    TSR_TRY(tsr_output_refuse_moved(output, err));
+    if (output->mode == OUTPUT_NEW_FOLDER || output->options.existing == TSR_EXISTING_REFUSED)
+        return TSR_OK; /* the rename replaces nothing */
+    if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;
+    tsr_status status = refuse_changed_destination(output, err);
+    for (size_t i = 0; output->obsolete && i < output->options.obsolete_count && status == TSR_OK; i++)
+        status = refuse_changed_file(output, i, err);
+    return status;
+}
+
 /* ---- swap ---- */
 
 /* Replaces a directory in one step if the new files need the names of old ones, and no marker can be renamed to switch
@@ -199,7 +260,7 @@ static tsr_status look_inside(void *ctx, int folder, const char *name, tsr_error
     char path[PATH_MAX];
     (void)folder, (void)err;
     snprintf(path, sizeof path, "%s/%s", in->name, name);
-    const bool obsolete = tsr_output_is_obsolete(in->output, tsr_str_from(path), NULL);
+    const bool obsolete = lists_obsolete(in->output, tsr_str_from(path), NULL);
     in->has_obsolete |= obsolete;
     in->has_others |= !obsolete;
     return TSR_OK;
@@ -210,7 +271,7 @@ static tsr_status is_replaced(const folder_output *output, int folder, const cha
 {
     inside in = {.output = output, .name = name};
     struct stat info;
-    *out = tsr_output_is_obsolete(output, tsr_str_from(name), NULL);
+    *out = lists_obsolete(output, tsr_str_from(name), NULL);
     if (*out || output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
     TSR_TRY(tsr_each_name(output->sys, folder, name, look_inside, &in, err));
     *out = in.has_obsolete && !in.has_others;
@@ -289,7 +350,7 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 
 static bool is_obsolete(const void *ctx, const char *name, const struct stat *info)
 {
-    return tsr_output_is_obsolete(ctx, tsr_str_from(name), info);
+    return lists_obsolete(ctx, tsr_str_from(name), info);
 }
 
 /* Tries whether a file that stays can get a second name in the new directory. The system may forbid it for files of other
@@ -438,77 +499,6 @@ static tsr_status publish_moved(folder_output *output, uint32_t marker, tsr_erro
     return tsr_remove_name(output->sys, output->parent, output->temporary, true, err);
 }
 
-/* ---- verify ---- */
-
-/* Reads an unpublished output again to verify its sums. */
-
-#define READ_BYTES ((size_t)1 << 20)
-
-/* The bytes of an open file from `at` to `end`. */
-typedef struct span {
-    int fd;
-    const char *name;
-    uint64_t at, end;
-} span;
-
-static tsr_status sum_span(const folder_output *output, span s, uint8_t *buffer, uint64_t *sum, tsr_error *err)
-{
-    *sum = 0;
-    for (; s.at < s.end; s.at += READ_BYTES) {
-        const size_t some = s.end - s.at < READ_BYTES ? (size_t)(s.end - s.at) : READ_BYTES;
-        TSR_TRY(tsr_sys_read((tsr_sys_file){output->sys, s.fd, s.name}, s.at, buffer, some, err));
-        *sum = tsr_sum_add(*sum, tsr_sum_bytes(output->sums, s.at, buffer, some));
-    }
-    return TSR_OK;
-}
-
-static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name,
-                           tsr_error *err)
-{
-    struct stat info;
-    int fd;
-    TSR_TRY(tsr_output_take(output, file, &fd, name, err));
-    tsr_status status = output->sys->stat(output->sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "look at", *name);
-    if (status == TSR_OK) status = sum_span(output, (span){fd, *name, 0, (uint64_t)info.st_size}, buffer, sum, err);
-    tsr_output_give(output, file);
-    return status;
-}
-
-tsr_status tsr_folder_output_sum(tsr_output *base, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err)
-{
-    folder_output *output = (folder_output *)base;
-    span s = {.at = range.offset, .end = range.offset + range.size};
-    uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
-    if (!buffer) return TSR_E_NOMEM;
-    tsr_status status = tsr_output_take(output, file, &s.fd, &s.name, err);
-    if (status == TSR_OK) {
-        status = sum_span(output, s, buffer, sum, err);
-        tsr_output_give(output, file);
-    }
-    tsr_free(output->allocator, buffer, READ_BYTES, 1);
-    return status;
-}
-
-tsr_status tsr_folder_output_verify(tsr_output *base, const uint64_t *sums, uint32_t count, tsr_error *err)
-{
-    folder_output *output = (folder_output *)base;
-    const char *name = "";
-    tsr_status status = TSR_OK;
-    uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
-    if (!buffer) return TSR_E_NOMEM;
-    for (uint32_t f = 0; f < count && status == TSR_OK; f++) {
-        uint64_t sum;
-        status = sum_file(output, f, buffer, &sum, &name, err);
-        if (status == TSR_OK && sum != sums[f])
-            status = tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                               "'%s' was changed after it was written: its bytes do not have the digest that was recorded; "
-                               "remove the unpublished output and its journals, and write it again",
-                               name);
-    }
-    tsr_free(output->allocator, buffer, READ_BYTES, 1);
-    return status;
-}
-
 /* ---- publish ---- */
 
 static bool set_unsynced(folder_output *output, uint32_t file, bool now)
@@ -637,8 +627,7 @@ static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
         if (is_new_name(output, name) || name.size >= sizeof path) continue; /* no file has a longer name */
         memcpy(path, name.data, name.size);
         path[name.size] = '\0';
-        if (output->sys->link_stat_at(output->sys, output->work, path, &info) == 0 &&
-            !tsr_output_is_obsolete(output, name, &info))
+        if (output->sys->link_stat_at(output->sys, output->work, path, &info) == 0 && !lists_obsolete(output, name, &info))
             continue; /* another program has just written it */
         if (output->sys->unlink(output->sys, output->work, path, false) != 0 && errno != ENOENT) {
             status = tsr_sys_raise(err, "remove the replaced file", path);
@@ -650,7 +639,7 @@ static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
 /* Replaces a marker only if it is the old checkpoint's: another program may have put its own there, where there was none. */
 static tsr_status rename_marker(folder_output *output, output_file *marker, tsr_error *err)
 {
-    return rename_file(output, marker, tsr_output_is_obsolete(output, tsr_str_from(marker->name), NULL), err);
+    return rename_file(output, marker, lists_obsolete(output, tsr_str_from(marker->name), NULL), err);
 }
 
 static tsr_status publish_into_folder(folder_output *output, uint32_t marker, tsr_error *err)
@@ -660,7 +649,7 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
         TSR_TRY(rename_file(output, tsr_output_file(output, i), false, err));
     }
     tsr_status status = tsr_sys_sync(output->sys, output->work, output->name, err);
-    if (status == TSR_OK) status = tsr_output_refuse_changed(output, err); /* again: until here everything can be undone */
+    if (status == TSR_OK) status = refuse_changed(output, err); /* again: until here everything can be undone */
     if (status == TSR_OK && marker < output->files.count)
         status = rename_marker(output, tsr_output_file(output, marker), err);
     if (status != TSR_OK) return status;
@@ -706,7 +695,7 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     assert(!output->published);
     tsr_status status = keep_all_permissions(output, err);
     if (status == TSR_OK) status = sync_files(output, err);
-    if (status == TSR_OK) status = tsr_output_refuse_changed(output, err);
+    if (status == TSR_OK) status = refuse_changed(output, err);
     if (status != TSR_OK) return status;
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);
