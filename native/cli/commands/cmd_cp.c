@@ -740,6 +740,19 @@ static tsr_status put_json(const copying *c, tsr_error *err)
     return tsr_json_finish(&json);
 }
 
+/* The same for a copy to a disk: objects are whole files, parts are chunks of other files. */
+static void report_continued(const tsr_object_resumed *r)
+{
+    if (r->bytes) {
+        fprintf(stderr, "resumed: %s and %s (%s) had been copied already", cli_plural(r->objects, "file").text,
+                cli_plural(r->parts, "chunk").text, cli_bytes(r->bytes).text);
+    } else {
+        fprintf(stderr, "resumed: nothing that can be continued was found; everything was copied");
+    }
+    if (r->differing) fprintf(stderr, "; %s with another digest copied again", cli_plural(r->differing, "chunk").text);
+    fputc('\n', stderr);
+}
+
 static void report(const copying *c)
 {
     if (c->program->options.quiet) return;
@@ -750,7 +763,7 @@ static void report(const copying *c)
         return;
     }
     if (c->arguments->resume && c->is_remote) cli_report_resumed(c->program, &c->resumed);
-    else if (c->arguments->resume) cli_report_continued(&c->resumed);
+    else if (c->arguments->resume) report_continued(&c->resumed);
     cli_put(stdout, tsr_str_from(c->to));
     printf(": %s, %s%s\n", cli_plural(c->files.count, "file").text, cli_bytes(c->files.byte_total).text,
            c->arguments->no_verify ? "" : ", read back");

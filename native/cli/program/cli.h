@@ -125,8 +125,6 @@ int cli_fail_error(const cli *program, const char *path, const tsr_error *err);
 void cli_warn(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 /* Prints "tessera: note: …", unless --quiet. */
 void cli_note(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
-/* Returns `status`, or CLI_TROUBLE after a message if stdout could not be written. */
-int cli_finish_stdout(const cli *program, int status);
 
 /* Starts the JSON document, or the report, that is the command's output. */
 void cli_document_start(const cli *program, tsr_json *json, unsigned indent, tsr_error *err);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "cli/program/cli.h"
@@ -229,14 +230,28 @@ static void end(cli *program)
     cli_forget_addresses(program);
 }
 
+/* Reads the properties of the descriptor and the environment (NO_COLOR, TERM, COLUMNS). */
+static cli_terminal terminal_of(int fd, unsigned color_choice)
+{
+    cli_terminal terminal = {isatty(fd) == 1, false, 80};
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR"), *columns = getenv("COLUMNS");
+    struct winsize size;
+    bool plain = (no_color && *no_color) || !term || strcmp(term, "dumb") == 0;
+    terminal.color = color_choice == 2 || (color_choice != 3 && terminal.is_terminal && !plain);
+    if (terminal.is_terminal && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) terminal.columns = size.ws_col;
+    else if (columns && atoi(columns) > 0) terminal.columns = (unsigned)atoi(columns);
+    if (terminal.columns < 40) terminal.columns = 40;
+    return terminal;
+}
+
 static int run_command(cli *program, int argc, char **argv)
 {
     const tsr_command_options *options = &program->options;
     int status = CLI_TROUBLE;
     if (!begin(program)) return status;
     if (parse(program, argc, argv)) {
-        program->out = cli_terminal_of(STDOUT_FILENO, options->color);
-        program->err = cli_terminal_of(STDERR_FILENO, options->color);
+        program->out = terminal_of(STDOUT_FILENO, options->color);
+        program->err = terminal_of(STDERR_FILENO, options->color);
         status = CLI_DONE;
         if (options->help) cli_put_help(program, program->command);
         else if (options->version) put_version();
@@ -259,14 +274,21 @@ int cli_call(const cli_request *request, const cli_caller *caller, uint32_t thre
     return status;
 }
 
+/* Returns `status`, or CLI_TROUBLE after a message if stdout could not be written. */
+static int finish_stdout(const cli *program, int status)
+{
+    if (fflush(stdout) != 0 || ferror(stdout)) return cli_fail(program, "cannot write to standard output");
+    return status;
+}
+
 int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
 {
     cli program = {.ranks = ranks, .default_threads = threads};
     signal(SIGBUS, on_bus_error);
     signal(SIGXFSZ,
            SIG_IGN); /* a file beyond `ulimit -f` is then an error (EFBIG) with a message, after which we clean up */
-    program.out = cli_terminal_of(STDOUT_FILENO, 0);
-    program.err = cli_terminal_of(STDERR_FILENO, 0);
+    program.out = terminal_of(STDOUT_FILENO, 0);
+    program.err = terminal_of(STDERR_FILENO, 0);
     const char *first = argc > 1 ? argv[1] : NULL;
     int status;
     if (!first) {
@@ -282,5 +304,5 @@ int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
                                           : cli_find_command(&program, cli_hide_secrets(&program, first));
         status = program.command ? run_command(&program, argc - 2, argv + 2) : CLI_TROUBLE;
     }
-    return cli_finish_stdout(&program, status);
+    return finish_stdout(&program, status);
 }

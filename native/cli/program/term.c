@@ -7,25 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "cli/program/cli.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/text.h"
-
-cli_terminal cli_terminal_of(int fd, unsigned color_choice)
-{
-    cli_terminal terminal = {isatty(fd) == 1, false, 80};
-    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR"), *columns = getenv("COLUMNS");
-    struct winsize size;
-    bool plain = (no_color && *no_color) || !term || strcmp(term, "dumb") == 0;
-    terminal.color = color_choice == 2 || (color_choice != 3 && terminal.is_terminal && !plain);
-    if (terminal.is_terminal && ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) terminal.columns = size.ws_col;
-    else if (columns && atoi(columns) > 0) terminal.columns = (unsigned)atoi(columns);
-    if (terminal.columns < 40) terminal.columns = 40;
-    return terminal;
-}
 
 /* Prints columns [from, to) of the escaped text; only counts if `file` is NULL. Returns the columns of the whole text. */
 static unsigned walk(FILE *file, tsr_str text, unsigned from, unsigned to)
@@ -255,12 +241,6 @@ void cli_note(const cli *program, const char *format, ...)
     va_start(arguments, format);
     message(program, CLI_SAYS_NOTE, format, arguments);
     va_end(arguments);
-}
-
-int cli_finish_stdout(const cli *program, int status)
-{
-    if (fflush(stdout) != 0 || ferror(stdout)) return cli_fail(program, "cannot write to standard output");
-    return status;
 }
 
 void cli_document_start(const cli *program, tsr_json *json, unsigned indent, tsr_error *err)

@@ -8,9 +8,6 @@
 
 typedef enum cli_style { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_RED, CLI_YELLOW, CLI_GREEN, CLI_BLUE, CLI_CYAN } cli_style;
 
-/* Reads the properties of the descriptor and the environment (NO_COLOR, TERM, COLUMNS). */
-cli_terminal cli_terminal_of(int fd, unsigned color_choice);
-
 /* Prints `text` with everything escaped that is not visible (tsr_str_step), so that a name in a file cannot control the
  * terminal or look like another name. */
 void cli_put(FILE *file, tsr_str text);

@@ -74,18 +74,6 @@ void cli_report_resumed(const cli *program, const tsr_object_resumed *r)
             cli_number(r->uploads_left).text, r->uploads_left == 1 ? "" : "s");
 }
 
-void cli_report_continued(const tsr_object_resumed *r)
-{
-    if (r->bytes) {
-        fprintf(stderr, "resumed: %s and %s (%s) had been copied already", cli_plural(r->objects, "file").text,
-                cli_plural(r->parts, "chunk").text, cli_bytes(r->bytes).text);
-    } else {
-        fprintf(stderr, "resumed: nothing that can be continued was found; everything was copied");
-    }
-    if (r->differing) fprintf(stderr, "; %s with another digest copied again", cli_plural(r->differing, "chunk").text);
-    fputc('\n', stderr);
-}
-
 void cli_put_resumed(tsr_json *json, const tsr_object_resumed *r)
 {
     const struct {
