@@ -1,4 +1,4 @@
-/* An output to an object store: creates, writes and publishes its files. See tessera/sys/object_store.h. */
+/* An output to an object store: opens, publishes and removes its files. See tessera/sys/object_store.h. */
 #include <time.h>
 
 #include "object_output/object_output.h"
@@ -288,43 +288,14 @@ void tsr_object_output_abandon(tsr_output *base)
 
 /* ---- reading back ---- */
 
-static tsr_status compare(object_output *output, queued_part of, char *buffer, tsr_error *err)
-{
-    const written_object *object = of.object;
-    const tsr_upload_bytes *wrote = &object->sums[of.number];
-    const tsr_request request = {.key = object->upload.key,
-                                 .is_ranged = true,
-                                 .offset = (uint64_t)of.number * object->part_size,
-                                 .buffer = buffer,
-                                 .capacity = wrote->size};
-    char sum[TSR_SUM_DIGITS + 1] = "";
-    tsr_exchange x = {0};
-    tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
-    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(output->service, &x, err);
-    if (status == TSR_OK && x.transfer.answer.size == wrote->size) tsr_upload_sum(buffer, wrote->size, sum);
-    if (status == TSR_OK && strcmp(sum, wrote->sum) != 0) {
-        pthread_mutex_lock(&output->lock);
-        of.object->is_damaged = true;
-        pthread_mutex_unlock(&output->lock);
-        status = tsr_raise(err, TSR_E_CHANGED, request.offset,
-                           "%s: the bytes that were read back are not those that were written",
-                           tsr_shown_key_of(output->service, object->upload.key).text);
-    }
-    tsr_exchange_end(&x);
-    return status;
-}
-
 /* A process that was killed while it published may have completed the upload. The object then has the bytes that were
  * uploaded. */
 static tsr_status accept_made(object_output *output, written_object *object, tsr_status status, tsr_error *err)
 {
     tsr_error why = {0};
     tsr_status same = TSR_OK;
-    for (unsigned i = 0; i < object->part_count && same == TSR_OK; i++) {
-        char *buffer = tsr_alloc(output->allocator, object->sums[i].size, 1, &why);
-        same = buffer ? compare(output, (queued_part){object, i}, buffer, &why) : TSR_E_NOMEM;
-        tsr_free(output->allocator, buffer, object->sums[i].size, 1);
-    }
+    for (unsigned i = 0; i < object->part_count && same == TSR_OK; i++)
+        same = tsr_parts_compare(output, (queued_part){object, i}, &why);
     object->is_damaged = false;
     if (same == TSR_OK) return TSR_OK;
     tsr_error_context(err, "the upload of '%.*s' cannot be completed; run its part again", TSR_STR_ARG(object->name));
@@ -373,13 +344,7 @@ static void verify_one(many *m, size_t index)
 {
     tsr_error why = {0};
     const queued_part of = m->parts[index];
-    const size_t size = of.object->sums[of.number].size;
-    if (!size) return;
-    tsr_parts_take_room(m->output, size);
-    char *buffer = tsr_alloc(m->output->allocator, size, 1, &why);
-    note(m, buffer ? compare(m->output, of, buffer, &why) : TSR_E_NOMEM, &why);
-    tsr_free(m->output->allocator, buffer, size, 1);
-    tsr_parts_give_room(m->output, size);
+    if (of.object->sums[of.number].size) note(m, tsr_parts_compare(m->output, of, &why), &why);
 }
 
 /* Verifies the objects [first, end). */
@@ -457,102 +422,6 @@ static tsr_status publish_all(tsr_output *base, uint32_t marker, tsr_error *err)
 {
     for (unsigned s = TSR_OBJECT_SEND; s <= TSR_OBJECT_END; s++)
         TSR_TRY(tsr_object_output_step(base, (tsr_object_step)s, marker, err));
-    return TSR_OK;
-}
-
-/* ---- creating ---- */
-
-static tsr_status check_name(const object_output *output, tsr_str name, tsr_error *err)
-{
-    if (!output->options.is_folder) {
-        TSR_FAIL_IF(name.size || output->objects.count, err, TSR_E_USAGE,
-                    "the output is a single file, which has no name of its own");
-        return TSR_OK;
-    }
-    TSR_FAIL_IF(!tsr_is_name_below(name, SIZE_MAX), err, TSR_E_USAGE, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
-    return TSR_OK;
-}
-
-/* Sets the condition under which the object may be written: that there is none, or which version it replaces. */
-static tsr_status set_condition(object_output *output, written_object *object, tsr_error *err)
-{
-    const uint32_t at = tsr_map_get(output->before_at, object->upload.key, UINT32_MAX);
-    const tsr_object *before = at == UINT32_MAX ? NULL : &((const tsr_object *)output->before.items.items)[at];
-    object->upload.if_absent = !before;
-    if (!before) return TSR_OK;
-    object->upload.before = before->version;
-    return tsr_resume_take_object(output, object, before, err);
-}
-
-static tsr_status cut(object_output *output, written_object *object, tsr_error *err)
-{
-    const uint64_t size = object->upload.size;
-    const bool is_stream = object->part_size != 0;
-    size_t part = is_stream ? object->part_size : TSR_PART_BYTES;
-    while (part < TSR_LARGEST_PART && size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS) part *= 2;
-    TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, err, TSR_E_LIMIT,
-                "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size",
-                TSR_STR_ARG(object->upload.key));
-    object->part_size = part;
-    object->part_count = size ? (unsigned)((size + part - 1) / part) : 1;
-    object->parts = tsr_arena_array(output->arena, object->part_count, sizeof *object->parts, err);
-    object->tags = tsr_arena_array(output->arena, object->part_count, sizeof *object->tags, err);
-    object->sums = tsr_arena_array(output->arena, object->part_count, sizeof *object->sums, err);
-    if (!object->parts || !object->tags || !object->sums) return TSR_E_NOMEM;
-    if (is_stream || size > TSR_SMALL_OBJECT || output->small_bytes + size > TSR_SMALL_OBJECTS) return TSR_OK;
-    object->small = tsr_arena_array(output->arena, size ? (size_t)size : 1, 1, err);
-    if (!object->small) return TSR_E_NOMEM;
-    output->small_bytes += (size_t)size;
-    return TSR_OK;
-}
-
-static tsr_status object_create(object_output *output, new_object as, uint32_t *file, tsr_error *err)
-{
-    TSR_TRY(check_name(output, as.name, err));
-    written_object *object = tsr_arena_array(output->arena, 1, sizeof *object, err);
-    if (!object) return TSR_E_NOMEM;
-    object->name = tsr_arena_str(output->arena, as.name, err);
-    object->upload.key = tsr_object_key(output, as.name, output->arena, err);
-    object->upload.size = as.size;
-    object->part_size = as.part_size;
-    if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
-    TSR_TRY(set_condition(output, object, err));
-    TSR_TRY(cut(output, object, err));
-    TSR_TRY(tsr_map_put(output->file_of, object->name, (uint32_t)output->objects.count, NULL, NULL, err));
-    pthread_mutex_lock(&output->lock);
-    written_object **added = tsr_vec_push(&output->objects, err);
-    if (added) *added = object;
-    *file = (uint32_t)output->objects.count - 1;
-    pthread_mutex_unlock(&output->lock);
-    return added ? TSR_OK : TSR_E_NOMEM;
-}
-
-static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
-{
-    return object_create((object_output *)base, (new_object){.name = name, .size = size}, file, err);
-}
-
-/* ---- writing ---- */
-
-static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
-                                  tsr_error *err)
-{
-    object_output *output = (object_output *)base;
-    TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
-    written_object *object = written_object_at(output, file);
-    TSR_FAIL_IF(offset > object->upload.size || size > object->upload.size - offset, err, TSR_E_USAGE,
-                "bytes beyond the end of '%.*s' were to be written", TSR_STR_ARG(object->upload.key));
-    if (object->small) {
-        memcpy(object->small + offset, data, size);
-        return TSR_OK;
-    }
-    for (size_t done = 0; done < size;) {
-        const uint64_t at = offset + done;
-        part_bytes where = {object, (unsigned)(at / object->part_size), (size_t)(at % object->part_size), size - done};
-        if (where.size > object->part_size - where.at) where.size = object->part_size - where.at;
-        TSR_TRY(tsr_parts_write(output, where, (const char *)data + done, err));
-        done += where.size;
-    }
     return TSR_OK;
 }
 
@@ -641,7 +510,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     if (!output->root.data) return TSR_E_NOMEM;
     TSR_TRY(open_service(output, &location, err));
     TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
-    TSR_TRY(tsr_resume_open(output, err));
+    TSR_TRY(tsr_objects_open(output, err));
     if (!output->options.only_sends) TSR_TRY(look(output, &output->before, err));
     TSR_TRY(note_before(output, err));
     TSR_TRY(check_kind(output, err));
@@ -655,12 +524,7 @@ tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const t
     object_output *output = tsr_alloc(host->allocator, 1, sizeof *output, err);
     if (!output) return TSR_E_NOMEM;
     *output = (object_output){
-        .base = {.create = output_create,
-                 .write_at = output_write_at,
-                 .publish = publish_all,
-                 .close = output_close,
-                 .sync = output_sync,
-                 .generation = options->generation},
+        .base = {.publish = publish_all, .close = output_close, .sync = output_sync, .generation = options->generation},
         .host = host,
         .allocator = host->allocator,
         .options = *options,
@@ -676,32 +540,6 @@ tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const t
     if (status == TSR_OK) *out = &output->base;
     else output_close(&output->base);
     return status;
-}
-
-/* ---- object stream ---- */
-
-/* Files whose size is known only after they have been written, and how their writers find and remove other objects next to
- * them. Such a file is created with the largest size that its parts allow, and gets its final size at the end. Full parts
- * are sent to the server in the meantime. */
-
-/* Chooses the size of parts so that twice the expected size would fit. */
-tsr_status tsr_object_output_create_stream(tsr_output *base, tsr_str name, uint64_t expected, uint32_t *file, tsr_error *err)
-{
-    size_t part = TSR_PART_BYTES;
-    while (part < TSR_LARGEST_PART && expected > (uint64_t)part * TSR_MOST_UPLOAD_PARTS / 2) part *= 2;
-    const new_object as = {.name = name, .size = (uint64_t)part * TSR_MOST_UPLOAD_PARTS, .part_size = part};
-    return object_create((object_output *)base, as, file, err);
-}
-
-tsr_status tsr_object_output_end_stream(tsr_output *base, uint32_t file, uint64_t size, tsr_error *err)
-{
-    object_output *output = (object_output *)base;
-    TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
-    written_object *object = written_object_at(output, file);
-    TSR_FAIL_IF(size > object->upload.size, err, TSR_E_USAGE, "'%.*s' cannot end behind its largest size",
-                TSR_STR_ARG(object->upload.key));
-    tsr_parts_resize(output, object, size);
-    return TSR_OK;
 }
 
 /* ---- other objects next to them ---- */

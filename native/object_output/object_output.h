@@ -1,5 +1,5 @@
-/* The state of an output to an object store. It is shared by the code that opens and publishes it (object_output.c), and sends parts
- * (object_parts.c). */
+/* The state of an output to an object store. It is shared by the code that opens and publishes it (object_output.c), and creates its files
+ * and sends their parts (object_parts.c). */
 #ifndef TSR_OBJECT_STORE_OBJECT_OUTPUT_H
 #define TSR_OBJECT_STORE_OBJECT_OUTPUT_H
 
@@ -111,45 +111,25 @@ static inline tsr_str tsr_object_key(const object_output *output, tsr_str name, 
                             TSR_STR_ARG(name));
 }
 
-/* object_parts.c: a range of bytes in one part. */
-typedef struct part_bytes {
-    written_object *object;
-    unsigned number; /* counted from 0 */
-    size_t at, size;
-} part_bytes;
-tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *data, tsr_error *err);
-/* Sends one part, which must be in memory, immediately. */
+/* object_parts.c: sends one part, which must be in memory, immediately. */
 tsr_status tsr_parts_send(object_output *output, queued_part of, tsr_error *err);
 /* Sends the parts that are not full, with zeros where nothing was written, and waits until the server has all parts. */
 tsr_status tsr_parts_finish(object_output *output, tsr_error *err);
-/* Waits until `size` more bytes may be held in memory. */
-void tsr_parts_take_room(object_output *output, size_t size);
-void tsr_parts_give_room(object_output *output, size_t size);
-/* Sets the final size of a file that was created with another one. Nothing may be written after that. */
-void tsr_parts_resize(object_output *output, written_object *object, uint64_t size);
+/* Reads a part of a finished object back. TSR_E_CHANGED if its bytes are not those that were written. */
+tsr_status tsr_parts_compare(object_output *output, queued_part of, tsr_error *err);
 void tsr_parts_stop(object_output *output);  /* makes sure that nothing more is sent */
 void tsr_parts_close(object_output *output); /* ends the threads */
 
-/* object_parts.c: these do nothing without options.resume. `open` must precede the listing of existing objects, and `look`
- * must follow it. */
-tsr_status tsr_resume_open(object_output *output, tsr_error *err);
+/* object_parts.c: makes creating and writing files the functions of the output. Must precede the listing of existing objects. */
+tsr_status tsr_objects_open(object_output *output, tsr_error *err);
+/* These do nothing without options.resume. `look` must follow the listing of existing objects. */
 tsr_status tsr_resume_look(object_output *output, tsr_error *err);
 /* Whether an earlier run of this job may have made an object. */
 bool tsr_resume_knows(const object_output *output, tsr_str key);
-/* Takes over an existing object if it may belong to this job. TSR_E_EXISTS if it has another size. */
-tsr_status tsr_resume_take_object(object_output *output, written_object *object, const tsr_object *before, tsr_error *err);
 /* Compares a part of such an object. TSR_E_EXISTS if its bytes differ. */
 tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_upload_bytes *bytes, tsr_error *err);
 /* Discards uploads that were not continued. To be called when everything is published. */
 tsr_status tsr_resume_finish(object_output *output, tsr_error *err);
-
-/* object_output.c: creates a file that is sent in parts of `part_size` bytes; 0: the size of the parts depends on that of
- * the file. */
-typedef struct new_object {
-    tsr_str name;
-    uint64_t size;
-    size_t part_size;
-} new_object;
 
 /* object_parts.c: from now on, nothing is removed or aborted. */
 void tsr_object_set_published(object_output *output);

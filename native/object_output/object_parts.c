@@ -1,4 +1,4 @@
-/* Parts of objects on their way from the threads that write them to the server.
+/* The objects of an output, and their parts on the way from the threads that write them to the server.
  *
  *   writers ──▶ [ part ····  ][ part ········ ]  ──▶ queue ──▶ TSR_UPLOADERS threads ──▶ server
  *                    │  TSR_PARTS_IN_MEMORY at most
@@ -46,17 +46,6 @@ static tsr_status list_unfinished(object_output *output, tsr_error *err)
         why.message);
 }
 
-tsr_status tsr_resume_open(object_output *output, tsr_error *err)
-{
-    const tsr_object_output_options *options = &output->options;
-    if (!options->resume && !options->notes.size) return TSR_OK;
-    output->resumable = tsr_map_new(output->allocator, options->name_count, err);
-    if (!output->resumable) return TSR_E_NOMEM;
-    for (size_t i = 0; i < options->name_count; i++)
-        TSR_TRY(tsr_map_put(output->resumable, options->names[i], (uint32_t)i, NULL, NULL, err));
-    return TSR_OK;
-}
-
 tsr_status tsr_resume_look(object_output *output, tsr_error *err)
 {
     return output->options.resume ? list_unfinished(output, err) : TSR_OK;
@@ -77,7 +66,8 @@ static tsr_status refuse_other(const object_output *output, tsr_str key, tsr_err
                      tsr_shown_key_of(output->service, key).text);
 }
 
-tsr_status tsr_resume_take_object(object_output *output, written_object *object, const tsr_object *before, tsr_error *err)
+/* Takes over an existing object if it may belong to this job. TSR_E_EXISTS if it has another size. */
+static tsr_status take_object(object_output *output, written_object *object, const tsr_object *before, tsr_error *err)
 {
     if (!tsr_resume_knows(output, before->key)) return TSR_OK;
     if (before->size != object->upload.size) return refuse_other(output, before->key, err);
@@ -378,7 +368,8 @@ static tsr_status hold(object_output *output, queued_part of, tsr_error *err)
     return output->is_stopped ? stopped(output, err) : TSR_OK;
 }
 
-void tsr_parts_take_room(object_output *output, size_t size)
+/* Waits until `size` more bytes may be held in memory. */
+static void take_room(object_output *output, size_t size)
 {
     pthread_mutex_lock(&output->lock);
     while (!has_room(output, size)) pthread_cond_wait(&output->changed, &output->lock);
@@ -386,7 +377,7 @@ void tsr_parts_take_room(object_output *output, size_t size)
     pthread_mutex_unlock(&output->lock);
 }
 
-void tsr_parts_give_room(object_output *output, size_t size)
+static void give_room(object_output *output, size_t size)
 {
     pthread_mutex_lock(&output->lock);
     output->bytes_held -= size;
@@ -488,7 +479,14 @@ static tsr_status add_to_queue(object_output *output, queued_part of, tsr_error 
     return output->thread_count ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cannot start a thread for uploads");
 }
 
-tsr_status tsr_parts_write(object_output *output, part_bytes where, const void *data, tsr_error *err)
+/* A range of bytes in one part. */
+typedef struct part_bytes {
+    written_object *object;
+    unsigned number; /* counted from 0 */
+    size_t at, size;
+} part_bytes;
+
+static tsr_status parts_write(object_output *output, part_bytes where, const void *data, tsr_error *err)
 {
     const queued_part of = {where.object, where.number};
     object_part *part = &where.object->parts[where.number];
@@ -533,8 +531,8 @@ tsr_status tsr_parts_finish(object_output *output, tsr_error *err)
     return status;
 }
 
-/* Waits until all other parts have been sent, so that no thread is using their sizes. */
-void tsr_parts_resize(object_output *output, written_object *object, uint64_t size)
+/* Sets the final size of a file that was created with another one. Nothing may be written after that. Waits until all other parts have been sent, so that no thread is using their sizes. */
+static void resize(object_output *output, written_object *object, uint64_t size)
 {
     pthread_mutex_lock(&output->lock);
     while (!output->is_stopped && (output->queue_at < output->queue.count || output->sending))
@@ -554,6 +552,186 @@ void tsr_parts_resize(object_output *output, written_object *object, uint64_t si
     pthread_cond_broadcast(&output->changed);
     pthread_mutex_unlock(&output->lock);
 }
+
+/* ---- reading back ---- */
+
+static tsr_status compare(object_output *output, queued_part of, char *buffer, tsr_error *err)
+{
+    const written_object *object = of.object;
+    const tsr_upload_bytes *wrote = &object->sums[of.number];
+    const tsr_request request = {.key = object->upload.key,
+                                 .is_ranged = true,
+                                 .offset = (uint64_t)of.number * object->part_size,
+                                 .buffer = buffer,
+                                 .capacity = wrote->size};
+    char sum[TSR_SUM_DIGITS + 1] = "";
+    tsr_exchange x = {0};
+    tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
+    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(output->service, &x, err);
+    if (status == TSR_OK && x.transfer.answer.size == wrote->size) tsr_upload_sum(buffer, wrote->size, sum);
+    if (status == TSR_OK && strcmp(sum, wrote->sum) != 0) {
+        pthread_mutex_lock(&output->lock);
+        of.object->is_damaged = true;
+        pthread_mutex_unlock(&output->lock);
+        status = tsr_raise(err, TSR_E_CHANGED, request.offset,
+                           "%s: the bytes that were read back are not those that were written",
+                           tsr_shown_key_of(output->service, object->upload.key).text);
+    }
+    tsr_exchange_end(&x);
+    return status;
+}
+
+tsr_status tsr_parts_compare(object_output *output, queued_part of, tsr_error *err)
+{
+    const size_t size = of.object->sums[of.number].size;
+    take_room(output, size);
+    char *buffer = tsr_alloc(output->allocator, size, 1, err);
+    const tsr_status status = buffer ? compare(output, of, buffer, err) : TSR_E_NOMEM;
+    tsr_free(output->allocator, buffer, size, 1);
+    give_room(output, size);
+    return status;
+}
+
+/* ---- creating and writing ---- */
+
+/* A file to be created, which is sent in parts of `part_size` bytes; 0: the size of the parts depends on that of the file. */
+typedef struct new_object {
+    tsr_str name;
+    uint64_t size;
+    size_t part_size;
+} new_object;
+
+static tsr_status check_name(const object_output *output, tsr_str name, tsr_error *err)
+{
+    if (!output->options.is_folder) {
+        TSR_FAIL_IF(name.size || output->objects.count, err, TSR_E_USAGE,
+                    "the output is a single file, which has no name of its own");
+        return TSR_OK;
+    }
+    TSR_FAIL_IF(!tsr_is_name_below(name, SIZE_MAX), err, TSR_E_USAGE, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
+    return TSR_OK;
+}
+
+/* Sets the condition under which the object may be written: that there is none, or which version it replaces. */
+static tsr_status set_condition(object_output *output, written_object *object, tsr_error *err)
+{
+    const uint32_t at = tsr_map_get(output->before_at, object->upload.key, UINT32_MAX);
+    const tsr_object *before = at == UINT32_MAX ? NULL : &((const tsr_object *)output->before.items.items)[at];
+    object->upload.if_absent = !before;
+    if (!before) return TSR_OK;
+    object->upload.before = before->version;
+    return take_object(output, object, before, err);
+}
+
+static tsr_status cut(object_output *output, written_object *object, tsr_error *err)
+{
+    const uint64_t size = object->upload.size;
+    const bool is_stream = object->part_size != 0;
+    size_t part = is_stream ? object->part_size : TSR_PART_BYTES;
+    while (part < TSR_LARGEST_PART && size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS) part *= 2;
+    TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, err, TSR_E_LIMIT,
+                "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size",
+                TSR_STR_ARG(object->upload.key));
+    object->part_size = part;
+    object->part_count = size ? (unsigned)((size + part - 1) / part) : 1;
+    object->parts = tsr_arena_array(output->arena, object->part_count, sizeof *object->parts, err);
+    object->tags = tsr_arena_array(output->arena, object->part_count, sizeof *object->tags, err);
+    object->sums = tsr_arena_array(output->arena, object->part_count, sizeof *object->sums, err);
+    if (!object->parts || !object->tags || !object->sums) return TSR_E_NOMEM;
+    if (is_stream || size > TSR_SMALL_OBJECT || output->small_bytes + size > TSR_SMALL_OBJECTS) return TSR_OK;
+    object->small = tsr_arena_array(output->arena, size ? (size_t)size : 1, 1, err);
+    if (!object->small) return TSR_E_NOMEM;
+    output->small_bytes += (size_t)size;
+    return TSR_OK;
+}
+
+static tsr_status object_create(object_output *output, new_object as, uint32_t *file, tsr_error *err)
+{
+    TSR_TRY(check_name(output, as.name, err));
+    written_object *object = tsr_arena_array(output->arena, 1, sizeof *object, err);
+    if (!object) return TSR_E_NOMEM;
+    object->name = tsr_arena_str(output->arena, as.name, err);
+    object->upload.key = tsr_object_key(output, as.name, output->arena, err);
+    object->upload.size = as.size;
+    object->part_size = as.part_size;
+    if (!object->name.data || !object->upload.key.data) return TSR_E_NOMEM;
+    TSR_TRY(set_condition(output, object, err));
+    TSR_TRY(cut(output, object, err));
+    TSR_TRY(tsr_map_put(output->file_of, object->name, (uint32_t)output->objects.count, NULL, NULL, err));
+    pthread_mutex_lock(&output->lock);
+    written_object **added = tsr_vec_push(&output->objects, err);
+    if (added) *added = object;
+    *file = (uint32_t)output->objects.count - 1;
+    pthread_mutex_unlock(&output->lock);
+    return added ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status output_create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    return object_create((object_output *)base, (new_object){.name = name, .size = size}, file, err);
+}
+
+static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
+                                  tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
+    written_object *object = written_object_at(output, file);
+    TSR_FAIL_IF(offset > object->upload.size || size > object->upload.size - offset, err, TSR_E_USAGE,
+                "bytes beyond the end of '%.*s' were to be written", TSR_STR_ARG(object->upload.key));
+    if (object->small) {
+        memcpy(object->small + offset, data, size);
+        return TSR_OK;
+    }
+    for (size_t done = 0; done < size;) {
+        const uint64_t at = offset + done;
+        part_bytes where = {object, (unsigned)(at / object->part_size), (size_t)(at % object->part_size), size - done};
+        if (where.size > object->part_size - where.at) where.size = object->part_size - where.at;
+        TSR_TRY(parts_write(output, where, (const char *)data + done, err));
+        done += where.size;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_objects_open(object_output *output, tsr_error *err)
+{
+    const tsr_object_output_options *options = &output->options;
+    output->base.create = output_create;
+    output->base.write_at = output_write_at;
+    if (!options->resume && !options->notes.size) return TSR_OK;
+    output->resumable = tsr_map_new(output->allocator, options->name_count, err);
+    if (!output->resumable) return TSR_E_NOMEM;
+    for (size_t i = 0; i < options->name_count; i++)
+        TSR_TRY(tsr_map_put(output->resumable, options->names[i], (uint32_t)i, NULL, NULL, err));
+    return TSR_OK;
+}
+
+/* ---- files whose size is known only after they have been written ---- */
+
+/* Such a file is created with the largest size that its parts allow, and gets its final size at the end. Full parts
+ * are sent to the server in the meantime. */
+
+/* Chooses the size of parts so that twice the expected size would fit. */
+tsr_status tsr_object_output_create_stream(tsr_output *base, tsr_str name, uint64_t expected, uint32_t *file, tsr_error *err)
+{
+    size_t part = TSR_PART_BYTES;
+    while (part < TSR_LARGEST_PART && expected > (uint64_t)part * TSR_MOST_UPLOAD_PARTS / 2) part *= 2;
+    const new_object as = {.name = name, .size = (uint64_t)part * TSR_MOST_UPLOAD_PARTS, .part_size = part};
+    return object_create((object_output *)base, as, file, err);
+}
+
+tsr_status tsr_object_output_end_stream(tsr_output *base, uint32_t file, uint64_t size, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
+    written_object *object = written_object_at(output, file);
+    TSR_FAIL_IF(size > object->upload.size, err, TSR_E_USAGE, "'%.*s' cannot end behind its largest size",
+                TSR_STR_ARG(object->upload.key));
+    resize(output, object, size);
+    return TSR_OK;
+}
+
+/* ---- closing ---- */
 
 void tsr_parts_stop(object_output *output)
 {
