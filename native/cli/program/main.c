@@ -87,7 +87,8 @@ static void add_operand(cli *program, const char *text)
     program->operands.items[program->operands.count++] = cli_hide_secrets(program, text);
 }
 
-static bool check_operands(const cli *program)
+/* Checks what no option alone shows. Returns false after printing a message. */
+static bool check_request(const cli *program)
 {
     const tsr_command *command = program->command;
     if (program->operands.count < command->least) {
@@ -97,6 +98,11 @@ static bool check_operands(const cli *program)
     if (program->operands.count > command->most) {
         cli_fail(program, "%s takes %s; unexpected argument '%s'", command->name,
                  *command->operands ? command->operands : "no operands", program->operands.items[command->most]);
+        return false;
+    }
+    if (program->options.threads > 1 && !tsr_threads_exist()) {
+        cli_fail(program, "--threads %" PRIu64 ": this program has one thread; leave the option out",
+                 program->options.threads);
         return false;
     }
     return true;
@@ -148,7 +154,7 @@ static bool parse(cli *program, int argc, char **argv)
             add_operand(program, argv[at]);
         }
     }
-    return program->options.help || program->options.version || check_operands(program);
+    return program->options.help || program->options.version || check_request(program);
 }
 
 /* The same for a request that another program makes. The results point into it. */
@@ -162,7 +168,7 @@ static bool take(cli *program, const cli_request *request)
         if (!set_option(program, option, request->options[i].value)) return false;
     }
     program->options.json = program->options.format == 0;
-    return check_operands(program);
+    return check_request(program);
 }
 
 /* ---- running a command ---- */
@@ -212,14 +218,6 @@ static bool begin(cli *program)
     return program->arena != NULL;
 }
 
-static int run(cli *program)
-{
-    if (program->options.threads > 1 && !tsr_threads_exist())
-        return cli_fail(program, "--threads %" PRIu64 ": this program has one thread; leave the option out",
-                        program->options.threads);
-    return cli_command_of(program->command)->run(program, &program->options);
-}
-
 static void end(cli *program)
 {
     char warning[1024];
@@ -255,7 +253,7 @@ static int run_command(cli *program, int argc, char **argv)
         status = CLI_DONE;
         if (options->help) cli_put_help(program, program->command);
         else if (options->version) put_version();
-        else status = run(program);
+        else status = cli_command_of(program->command)->run(program, options);
     }
     end(program);
     return status;
@@ -269,7 +267,7 @@ int cli_call(const cli_request *request, const cli_caller *caller, uint32_t thre
     program.command = cli_find_command(&program, request->command);
     if (!program.command || !begin(&program)) return status;
     program.out = program.err = (cli_terminal){.columns = 80};
-    if (take(&program, request)) status = run(&program);
+    if (take(&program, request)) status = cli_command_of(program.command)->run(&program, &program.options);
     end(&program);
     return status;
 }

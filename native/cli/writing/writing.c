@@ -562,27 +562,23 @@ static void make_job(cli_writing *w, const tsr_convert_options *options)
     w->job.environment.ranks = w->program->ranks;
 }
 
-static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
-{
-    tsr_convert_options options;
-    tsr_status status = cli_list_sources(w->program, w->source.path, &w->source, w->arena, &w->sources, err);
-    if (status == TSR_OK) status = check_names(w, err);
-    if (status == TSR_OK) status = make_options(w, progress, &options, err);
-    if (status == TSR_OK) status = decide(w, &options, err);
-    status = cli_agree(w->program, status, err);
-    if (status != TSR_OK) return status;
-    make_job(w, &options);
-    return w->options->dry_run ? tsr_job_check(&w->job, err) : tsr_job_run(&w->job, err);
-}
-
 tsr_status cli_write(cli_writing *w, tsr_error *err)
 {
     cli_progress progress;
+    tsr_convert_options options;
     double start = tsr_seconds();
     w->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     cli_allow_expansion(w->program, w->options->allow_expansion);
     cli_progress_start(&progress, w->program, w->what);
-    tsr_status status = write_all(w, &progress.base, err);
+    tsr_status status = cli_list_sources(w->program, w->source.path, &w->source, w->arena, &w->sources, err);
+    if (status == TSR_OK) status = check_names(w, err);
+    if (status == TSR_OK) status = make_options(w, &progress.base, &options, err);
+    if (status == TSR_OK) status = decide(w, &options, err);
+    status = cli_agree(w->program, status, err);
+    if (status == TSR_OK) {
+        make_job(w, &options);
+        status = w->options->dry_run ? tsr_job_check(&w->job, err) : tsr_job_run(&w->job, err);
+    }
     cli_progress_end(&progress);
     w->seconds = tsr_seconds() - start;
     return status == TSR_OK && cli_speaks(w->program) ? report_writing(w, err) : status;
