@@ -90,7 +90,7 @@ typedef struct tsr_mapped {
     const char *step; /* what computes elements without a rule, such as "quantize" */
     void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
     tsr_tied tied;
-    _Atomic(struct tsr_band *) bands[TSR_BANDS]; /* what was read of packed weights and is needed again (mapping_unpack.c) */
+    _Atomic(struct tsr_band *) bands[TSR_BANDS]; /* what was read of packed weights and is needed again (mapping_stored.c) */
     bool drops_flattened; /* the metadata of torchao's weights (TSR_FLATTENED_NAMES) does not hold any more */
     /* For users: what the map leaves out, a name that an inverse guessed, and the like; and what has to change in config.json.
      * Their data is NULL if there is nothing to say. */

@@ -145,12 +145,15 @@ void tsr_codes_turned(const tsr_codes *codes, const tsr_area *a, const tsr_store
     }
 }
 
-/* A word that holds 8 numbers of a row is 4 bytes of the row's pairs. */
-static void turn_pairs_down(const uint8_t *words, size_t width, size_t rows, size_t columns, size_t line, uint8_t *out)
+enum { NEAR = 64 /* bytes of each line that are turned at a time */ };
+
+/* A word that holds 8 numbers of a row is 4 bytes of the row's pairs. All words are turned, so that their number is known; those beyond the
+ * columns are at the end of the lines. */
+static void turn_pairs_down(const uint8_t *words, size_t rows, size_t line, uint8_t *out)
 {
-    const size_t count = (columns + 7) / 8, word = sizeof(uint32_t);
+    enum { WORD = sizeof(uint32_t) };
     for (size_t i = 0; i < rows; i++, out += line)
-        for (size_t w = 0; w < count; w++) memcpy(out + w * word, words + w * width + i * word, word);
+        for (size_t w = 0; w < TSR_TURNED_COLUMNS / 8; w++) memcpy(out + w * WORD, words + w * NEAR + i * WORD, WORD);
 }
 
 /* Turns 8 rows of 8 numbers, in each half of the words: number i of x[k] becomes number k of x[i]. */
@@ -202,14 +205,13 @@ static void turn_pairs_across(const uint8_t *order, const uint8_t *words, size_t
 void tsr_pairs_turn(const tsr_codes *codes, const tsr_stored_words *stored, size_t rows, size_t columns, size_t line,
                     uint8_t *out)
 {
-    enum { NEAR = 64 };
     uint8_t near[TSR_TURNED_COLUMNS][NEAR];
     const size_t lines = codes->down ? (columns + 7) / 8 : columns, most = codes->down ? NEAR / 4 : 2 * NEAR;
     for (size_t i = 0, n; i < rows; i += n, out += n * line) {
         n = rows - i < most ? rows - i : most;
         const size_t first = codes->down ? 4 * i : i / 2, bytes = codes->down ? 4 * n : n / 2;
         for (size_t k = 0; k < lines; k++) memcpy(near[k], stored->words + k * stored->width + first, bytes);
-        if (codes->down) turn_pairs_down(near[0], NEAR, n, columns, line, out);
+        if (codes->down) turn_pairs_down(near[0], n, line, out);
         else turn_pairs_across(codes->order, near[0], NEAR, n, columns, line, out);
     }
 }

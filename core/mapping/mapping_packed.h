@@ -51,7 +51,8 @@ tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtyp
 tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                               tsr_error *err);
 
-void tsr_packed_close(tsr_mapped *m); /* frees m->bands */
+/* mapping_stored.c: frees m->bands. */
+void tsr_packed_close(tsr_mapped *m);
 
 /* mapping_scaled.c: looks up pairs in tables of 16 products, and codes in a table of 256, of 2 bytes each. */
 void tsr_look_up_pairs(const tsr_host *host, const tsr_pair_groups *groups, uint8_t *out);

@@ -149,3 +149,15 @@ def test_large_matrices(t):
     for more in ((), ("--max-mem", "64KiB")):
         t.run("convert", model, t.at("out.safetensors"), "--dequantize", "--dtype", "bfloat16", "--overwrite", *more)
         same(load_file(t.at("out.safetensors")), {k: v.bfloat16() for k, v in want.items()}, f"awq {more}")
+
+
+def test_threads_share_bands(t):
+    """Each of several bands is filled by all threads, and read again in part by those that find nothing left to do."""
+    torch.manual_seed(10)
+    modules = [gptq(bits, False, True, 4096, 4104, 128 if bits == 4 else 1024, torch.float16) for bits in (4, 8)]
+    gptqs = model_of(t, "gptq", modules, {"quant_method": "gptq", "bits": 4, "group_size": 128})
+    awqs = model_of(t, "awq", [awq(4096, 4104, 128, torch.float16)], {"quant_method": "awq", "bits": 4, "version": "gemm"})
+    for threads in (2, 8):
+        for model, want in (gptqs, awqs):
+            t.run("convert", model, t.at("out.safetensors"), "--dequantize", "--threads", threads, "--overwrite")
+            same(load_file(t.at("out.safetensors")), {k: v if k.endswith("bias") else v.bfloat16() for k, v in want.items()}, f"{model}, {threads} threads")
