@@ -23,8 +23,8 @@ NUMBERS = "transformers numbers modules differently than the files do"
 REFUSED = {
     **dict.fromkeys(("gradium_phonon_tts", "gte", "hrm_text", "inkling2", "inkling2_loop", "inkling2_loop_text", "inkling2_text", "inkling_mm_model", "jina_embeddings_v3", "lara_mini", "mistral_large4",
                      "nemo_speechlm", "nomic_bert", "qianfan_ocr", "radio", "sapiens2", "sarvam_moe", "step3p5_vision", "step3p7", "minimax_m3_vl"), SPLIT),
-    **dict.fromkeys(("aria", "aria_text", "cohere_asr", "cosmos3_edge", "cosmos3_omni", "dots3_note_audio_encoder", "dots3_note_vision_encoder", "granitemoe", "granitemoeshared", "paddleocr_vl",
-                     "pixio", "pp_doclayout_v3", "tipsv2", "tipsv2_dpt", "unlimited_ocr"), OTHER_NAMES),
+    **dict.fromkeys(("aria", "aria_text", "cohere_asr", "cosmos3_edge", "cosmos3_omni", "dots3_note_audio_encoder", "dots3_note_vision_encoder", "granitemoe", "granitemoeshared", "maskformer", "paddleocr_vl",
+                     "pp_doclayout_v3", "sam3_tracker", "sam3_tracker_video", "tipsv2", "tipsv2_dpt", "unlimited_ocr"), OTHER_NAMES),
     **dict.fromkeys(("dory", "kimi_k25"), NUMBERS),
 }
 
@@ -82,5 +82,4 @@ def test_every_type_of_the_table(t):
 
 # The script knows no sizes that these types' classes, or PEFT, accept. What transformers renames in them is what it renames in types that are tried.
 UNTRIED = {"aya_vision", "d_fine", "deepseek_ocr2", "deformable_detr", "dots1", "emu3", "ernie4_5_vl_moe", "esm", "gemma3n_text", "granite_speech", "granite_speech_plus", "granitemoehybrid", "hunyuan_v1_moe",
-           "hunyuan_vl", "hy_v4_vl", "hy_v4_vl_text", "jev", "lfm2_moe", "maskformer", "molmo2", "nemotron_h", "pp_doclayout_v4", "qwen3_omni_moe", "qwen4_exp_text", "rt_detr_v2", "sam3_tracker",
-           "sam3_tracker_video", "shieldgemma2", "t5gemma2_encoder", "timm_wrapper"}
+           "hunyuan_vl", "hy_v4_vl", "hy_v4_vl_text", "jev", "lfm2_moe", "molmo2", "nemotron_h", "pp_doclayout_v4", "qwen3_omni_moe", "qwen4_exp_text", "rt_detr_v2", "shieldgemma2", "t5gemma2_encoder"}

@@ -9,6 +9,7 @@ configuration need not make sense together as long as the model's class accepts 
 """
 import json
 import re
+import shutil
 import sys
 
 import peft
@@ -74,26 +75,16 @@ def class_of(config):
     return [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, transformers.PreTrainedModel) and c.config_class is type(config) and not c.__name__.endswith("PreTrainedModel")][-1]
 
 
-def make_model(model_type, base):
-    """Saves the smallest model that the class accepts. Returns its class, or why there is none."""
-    why = "it is too large"
-    for by in (32, 8, 2, 1):
-        try:
-            config = CONFIG_MAPPING[model_type]
-            small = shrink(json.loads(json.dumps(config().to_dict(), default=str)), by)
-            small.pop("model_type", None)
-            config = config(**small)
-            model_class = class_of(config)
-            with torch.device("meta"):
-                if sum(p.numel() for p in model_class(config).parameters()) > LARGEST:
-                    break
-            model = model_class(config)
-            fill(model.parameters())
-            model.save_pretrained(base)
-            return model_class, None
-        except Exception as e:  # whatever a class raises for sizes that it does not accept
-            why = f"{type(e).__name__}: {e}"
-    return None, why
+def make_model(model_type, by):
+    config = CONFIG_MAPPING[model_type]
+    small = shrink(json.loads(json.dumps(config().to_dict(), default=str)), by)
+    small.pop("model_type", None)
+    config = config(**small)
+    model_class = class_of(config)
+    with torch.device("meta"):
+        if sum(p.numel() for p in model_class(config).parameters()) > LARGEST:
+            return None
+    return model_class(config)
 
 
 def fill(parameters, numbers=torch.Generator().manual_seed(1)):
@@ -113,23 +104,36 @@ def targets_of(model):
     return {"target_modules": modules, **({"target_parameters": experts} if experts else {})}
 
 
-def make(directory, model_type):
-    """Returns why there is no model of the type, or an empty string."""
-    torch.manual_seed(1)
-    model_class, why = make_model(model_type, f"{directory}/base")
-    if why:
-        return why
-    try:
-        model, info = model_class.from_pretrained(f"{directory}/base", output_loading_info=True)
-        if info["missing_keys"] or info["unexpected_keys"]:
-            return "transformers does not read all that it writes"
-        trained = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, **targets_of(model)))
-        fill(p for n, p in trained.named_parameters() if "lora_" in n)
-        trained.save_pretrained(f"{directory}/adapter")
-        trained.merge_and_unload().save_pretrained(f"{directory}/merged")
-    except Exception as e:  # PEFT does not accept the model
-        return f"{type(e).__name__}: {e}"
+def merge(model, directory):
+    """Saves the model, an adapter of all that it has, and PEFT's merge. Returns why not, or an empty string."""
+    fill(model.parameters())
+    model.save_pretrained(f"{directory}/base")
+    model, info = type(model).from_pretrained(f"{directory}/base", output_loading_info=True)
+    if info["missing_keys"] or info["unexpected_keys"]:
+        return "transformers does not read all that it writes"
+    trained = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, **targets_of(model)))
+    fill(p for n, p in trained.named_parameters() if "lora_" in n)
+    trained.save_pretrained(f"{directory}/adapter")
+    trained.merge_and_unload().save_pretrained(f"{directory}/merged")
     return ""
+
+
+def make(directory, model_type):
+    """Takes the smallest model that its class and PEFT accept. Returns why there is none, or an empty string."""
+    why = "it is too large"
+    for by in (32, 8, 2, 1):
+        torch.manual_seed(1)
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            model = make_model(model_type, by)
+            if not model:
+                break
+            why = merge(model, directory)
+            if not why:
+                break
+        except Exception as e:  # whatever a class, or PEFT, raises for sizes that it does not accept
+            why = f"{type(e).__name__}: {e}"
+    return why
 
 
 def main():
