@@ -492,17 +492,16 @@ void tsr_digests_close(tsr_digests *d)
 /* Collects the tensors from number `at` of the list on that make up one batch, and returns how many there are. */
 static size_t take_batch(tsr_digests *d, size_t at)
 {
-    const bool fetches = tsr_checkpoint_store(d->with.checkpoint)->prefetch;
+    const uint64_t most = tsr_checkpoint_store(d->with.checkpoint)->prefetch ? TSR_FETCHED_AT_ONCE : BATCH_CHUNKS;
     size_t count = 0;
-    uint64_t bytes = 0, chunks = 0, fetched = 0;
+    uint64_t bytes = 0, chunks = 0;
     for (d->from = d->to = at; d->to < d->list.count && count < d->batch_count; d->to++) {
         const tsr_entry *entry = d->list.entries[d->to];
-        if (bytes >= d->batch_bytes || chunks >= BATCH_CHUNKS || fetched >= TSR_FETCHED_AHEAD) break;
+        if (bytes >= d->batch_bytes || chunks >= most) break;
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         d->tensors[count] = (batch_tensor){.entry = entry, .bytes = bytes_of(entry), .out = &d->digests[count]};
         if (!tsr_add_u64(bytes, d->tensors[count].bytes, &bytes)) bytes = UINT64_MAX;
         chunks += entry->chunk_count;
-        for (uint64_t i = 0; fetches && i < entry->chunk_count; i++) fetched += tsr_fetched_ahead(&entry->chunks[i]);
         count++;
     }
     return count;

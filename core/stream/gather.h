@@ -32,9 +32,8 @@ size_t tsr_ahead_waiting(const tsr_ahead *ahead);
  * before they are read. */
 bool tsr_ahead_fetches(const tsr_ahead *ahead);
 bool tsr_ahead_is_full(const tsr_ahead *ahead);
-/* Stores that fetch ahead keep twice as many bytes; and how many of them a chunk takes. */
-enum { TSR_FETCHED_AHEAD = 8 << 20 };
-uint64_t tsr_fetched_ahead(const tsr_chunk *chunk);
+/* How many chunks a store fetches ahead at a time. Of each it fetches at most 256 KiB, and it keeps 16 MiB or more. */
+enum { TSR_FETCHED_AT_ONCE = 32 };
 /* Forgets everything if too many are kept. No gather that uses `ahead` may be open. */
 tsr_status tsr_ahead_make_room(tsr_ahead *ahead, tsr_error *err);
 /* Returns what was found, or NULL. Its strides are valid until it is forgotten. */

@@ -15,8 +15,7 @@
 /* ---- ahead ---- */
 
 #define MOST_KEPT 8192u /* in chunks; they take less than 2 MiB */
-enum { PREFETCHED_AT_ONCE = 32, WHOLE_ARCHIVE = 256 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
-enum { BLOCK = 64 << 10 }; /* the largest of stores that fetch ahead */
+enum { WHOLE_ARCHIVE = 256 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
 
 typedef struct place {
     const tsr_chunk *chunk; /* the key */
@@ -32,7 +31,6 @@ struct tsr_ahead {
     tsr_map *by_chunk; /* chunk → index in `places` */
     tsr_vec places;    /* of place * */
     size_t sought;     /* how many of them have been looked for */
-    uint64_t waiting;  /* bytes that a store fetches ahead for the others */
 };
 
 static tsr_str key_of(const tsr_chunk *const *chunk)
@@ -87,11 +85,6 @@ void tsr_ahead_free(tsr_ahead *ahead)
     tsr_free(tsr_checkpoint_host(ahead->checkpoint)->allocator, ahead, 1, sizeof *ahead);
 }
 
-uint64_t tsr_fetched_ahead(const tsr_chunk *chunk)
-{
-    return (chunk->byte_length <= WHOLE_ARCHIVE ? chunk->byte_length : BLOCK) + BLOCK;
-}
-
 /* Requests one chunk, which must not have a view, however many are kept. `ahead` must not be NULL. */
 static tsr_status ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, const tsr_chunk *chunk, tsr_error *err)
 {
@@ -101,7 +94,6 @@ static tsr_status ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, con
     if (!slot) return TSR_E_NOMEM;
     *own = (place){.chunk = chunk, .entry = entry};
     *slot = own;
-    ahead->waiting += tsr_fetched_ahead(chunk);
     own->strides = tsr_arena_array(ahead->arena, entry->ndim ? entry->ndim : 1, sizeof *own->strides, err);
     if (!own->strides) return TSR_E_NOMEM;
     return tsr_map_put(ahead->by_chunk, key_of(&own->chunk), (uint32_t)(ahead->places.count - 1), NULL, NULL, err);
@@ -140,11 +132,11 @@ static void seek_one(void *arg, size_t index)
 }
 
 /* To find a tensor in a DCP item, both ends of the item are read (codec/zip.c). This tells a store that fetches ahead about
- * the ends of the next `count` chunks, at most PREFETCHED_AT_ONCE. Small items are fetched whole, for the reads of their elements. */
+ * the ends of the next `count` chunks, at most TSR_FETCHED_AT_ONCE. Small items are fetched whole, for the reads of their elements. */
 static void prefetch_items(const tsr_ahead *ahead, size_t count)
 {
     tsr_store *store = tsr_checkpoint_store(ahead->checkpoint);
-    tsr_store_place places[2 * PREFETCHED_AT_ONCE];
+    tsr_store_place places[2 * TSR_FETCHED_AT_ONCE];
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
         const tsr_chunk *c = place_at(ahead, ahead->sought + i)->chunk;
@@ -161,11 +153,10 @@ void tsr_ahead_seek(tsr_ahead *ahead)
     if (!ahead) return;
     const bool fetches = tsr_checkpoint_store(ahead->checkpoint)->prefetch;
     for (size_t count; (count = tsr_ahead_waiting(ahead)) > 0; ahead->sought += count) {
-        if (fetches && count > PREFETCHED_AT_ONCE) count = PREFETCHED_AT_ONCE;
+        if (fetches && count > TSR_FETCHED_AT_ONCE) count = TSR_FETCHED_AT_ONCE;
         if (fetches) prefetch_items(ahead, count);
         tsr_parallel(tsr_checkpoint_host(ahead->checkpoint), count, seek_one, ahead);
     }
-    ahead->waiting = 0;
 }
 
 bool tsr_ahead_fetches(const tsr_ahead *ahead)
@@ -175,7 +166,7 @@ bool tsr_ahead_fetches(const tsr_ahead *ahead)
 
 bool tsr_ahead_is_full(const tsr_ahead *ahead)
 {
-    return tsr_ahead_fetches(ahead) && ahead->waiting >= TSR_FETCHED_AHEAD;
+    return tsr_ahead_fetches(ahead) && tsr_ahead_waiting(ahead) >= TSR_FETCHED_AT_ONCE;
 }
 
 size_t tsr_ahead_waiting(const tsr_ahead *ahead)
