@@ -88,15 +88,21 @@ static const char *reason(const tsr_chosen *s, const tsr_converted *row, const c
     return !why && object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object, and objects are refused" : why;
 }
 
-/* For an object that was not read because a data file is missing: fails with a message about that file. */
-static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
+/* Fails for a tensor with elements that no chunk has, or whose data file is missing, and for an object that was not read because a data file
+ * is missing. */
+static tsr_status check_elements(const tsr_chosen *s, tsr_error *err)
 {
     size_t missing;
     tsr_checkpoint_missing(s->checkpoint, &missing);
-    for (uint64_t i = 0; i < s->count && missing; i++) {
+    for (uint64_t i = 0; i < s->count; i++) {
         const tsr_entry *entry = s->rows[i].entry;
-        if (s->rows[i].written && entry->kind != TSR_ENTRY_TENSOR && tsr_is_object(entry) && !entry->value)
+        if (!s->rows[i].written) continue;
+        if (entry->kind != TSR_ENTRY_TENSOR && missing && tsr_is_object(entry) && !entry->value)
             return tsr_checkpoint_raise_missing(s->checkpoint, entry->fqn, err);
+        if (entry->kind != TSR_ENTRY_TENSOR) continue;
+        for (uint64_t c = 0; c < entry->chunk_count; c++)
+            if (entry->chunks[c].file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(s->checkpoint, entry->fqn, err);
+        TSR_TRY(tsr_entry_must_tile(entry, tsr_checkpoint_host(s->checkpoint), err));
     }
     return TSR_OK;
 }
@@ -219,7 +225,7 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
         out->tensor_count += rows[i].written && rows[i].entry->kind == TSR_ENTRY_TENSOR;
     }
     TSR_TRY(tsr_check_casts(checkpoint, options, err));
-    TSR_TRY(check_files(out, err));
+    TSR_TRY(check_elements(out, err));
     TSR_TRY(check_objects(out, err));
     TSR_TRY(check_refusals(out, refusal, err));
     TSR_TRY(check_names(out, err));

@@ -408,6 +408,16 @@ def test_convert_refuses_and_replaces(t):
 
 
 @test
+def test_convert_refuses_damaged_tensors_before_it_writes(t):
+    for name in ("broken_dcp_hole", "broken_dcp_overlap", "broken_dcp_missing_file", "broken_dcp_truncated"):
+        for to in ("safetensors", "dcp", "torch"):
+            args = ("convert", sample(name)[0], t.at("out"), "--to", to, "--objects", "drop")
+            said = [t.run(*args, *more, status=2).stderr for more in ((), ("--dry-run",))]
+            need(said[0] == said[1] and (b"missing" in said[0] or b"do not cover" in said[0]), f"{name} to {to}: {said}")
+            need(os.listdir(t.folder) == [], f"{name} to {to}: {os.listdir(t.folder)} was written")
+
+
+@test
 def test_convert_says_what_was_wrong_with_the_source(t):
     for name, status, part in (("broken_torch_call", 0, b"warning: model.pt: loading this file with pickle would call os.system"),
                                ("broken_safetensors_trailing_bytes", 0, b"(safetensors/trailing-bytes)"),

@@ -299,7 +299,8 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         {make_outside, TSR_E_FORMAT, "'w': its chunks"},
         {make_beyond, TSR_E_FORMAT, "beyond the end of data"},
         {make_huge, TSR_E_FORMAT, "'w': the strides of a chunk reach beyond the largest possible file"},
-        {make_missing, TSR_E_NOT_FOUND, "the bytes of 'w' are missing: their file was truncated or damaged"},
+        {make_missing, TSR_E_NOT_FOUND,
+         "the bytes of 'w' are missing: their file was truncated, or nothing says where they are"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         tsr_made made;

@@ -110,7 +110,8 @@ tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_st
     const tsr_str *names = tsr_checkpoint_missing(checkpoint, &count);
     for (size_t i = 0; i < count; i++) tsr_shown_names_add(&list, names[i]);
     if (count == 0)
-        return tsr_fail(err, TSR_E_NOT_FOUND, "the bytes of '%.*s' are missing: their file was truncated or damaged",
+        return tsr_fail(err, TSR_E_NOT_FOUND,
+                        "the bytes of '%.*s' are missing: their file was truncated, or nothing says where they are",
                         TSR_STR_ARG(fqn));
     return tsr_fail(err, TSR_E_NOT_FOUND,
                     "the bytes of '%.*s' are missing: the data file%s %s%s %s missing; copy %s next to the others",

@@ -5,9 +5,8 @@ import { inFields, troubleInFields } from "../field_names";
 import type { ConversionResult } from "../../../wasm/tessera.js";
 import type { WritingPreview, Written } from "../protocol";
 import { DECIDING, type Saving } from "../saving";
-import { bytesText, exactText, missingText, plural, visible } from "../text";
+import { bytesText, exactText, plural, visible } from "../text";
 import { Current } from "./current";
-import { useModel } from "./hooks";
 import { TroubleBox } from "./parts";
 
 const MOST = 100;
@@ -40,14 +39,6 @@ function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview;
       {files.some((f) => /^[^.]/.test(f.name)) && <p class="quiet">A file that marks the checkpoint as complete, such as .metadata or an index, is written last and is not listed here.</p>}
     </>
   );
-}
-
-/** The preview reads no values, so it does not meet the faults that writing would meet. */
-function Faults(): JSX.Element | null {
-  const { opened, findings } = useModel(), missing = opened?.overview.missing_chunks ?? 0, rule = "layout/hole";
-  const holes = new Set(findings?.list.filter((f) => f.rule === rule).map((f) => f.fqn)).size + (findings?.unlisted[rule] ?? 0);
-  const faults = [missing && missingText(missing), holes && `${plural(holes, "tensor has", "tensors have")} elements that no chunk covers`].filter(Boolean);
-  return faults.length ? <p class="bad">Unless the tensors that Problems names are left out, writing fails, because {faults.join(" and ")}.</p> : null;
 }
 
 const REASONS: Readonly<Record<string, string>> = { "objects are dropped": "objects" };
@@ -107,7 +98,6 @@ export function Save({ saving, isCurrent, name, fields, fileName, save, goesTo, 
         {previewTrouble && <TroubleBox trouble={troubleInFields(previewTrouble, fields)} isMapped={isMapped} retry={retry} />}
         {preview && !isWritten && <Preview preview={preview} name={fileName} />}
         {preview && left && !isWritten && <p>{left}</p>}
-        {preview && !isWritten && <Faults />}
       </Current>
       <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) submit(); }}>
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
