@@ -109,10 +109,10 @@ tsr_status tsr_comm_broadcast_blob(tsr_ranks ranks, tsr_str mine, uint32_t root,
     *size = 0;
     TSR_TRY(comm->broadcast(comm, &count, sizeof count, root, err));
     if (count == 0) return TSR_OK;
-    void *copy;
-    TSR_TRY(need(comm, allocator, count, 1, &copy, err));
-    if (comm->rank == root) memcpy(copy, mine.data, count);
-    tsr_status status = comm->broadcast(comm, copy, count, root, err);
+    void *copy = tsr_alloc(allocator, count, 1, err);
+    tsr_status status = tsr_comm_agree(comm, copy ? TSR_OK : TSR_E_NOMEM, err);
+    if (status == TSR_OK && comm->rank == root) memcpy(copy, mine.data, count);
+    if (status == TSR_OK) status = comm->broadcast(comm, copy, count, root, err);
     if (status != TSR_OK) {
         tsr_free(allocator, copy, count, 1);
         return status;
