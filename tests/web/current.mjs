@@ -108,6 +108,19 @@ async function testComparison(page) {
     const { changed } = json("diff", path.join(samples, "torch_ranks_tp_fsdp2"), path.join(samples, "dcp_tp_fsdp2"), "--layout"), text = await box.textContent();
     check(changed.length === 0 ? !/changed/.test(text) : text.includes(`${changed.length} changed`), `${changed.length}: ${text}`);
   });
+  await test("a filter that is typed while new differences are listed stays", async () => {
+    const status = page.locator(".filter [role=status]");
+    await page.getByLabel("Filter").fill("bias");
+    await status.filter({ hasText: "match" }).waitFor();
+    await holding(page, "showDiff", () => button("Canonical names").click(), () => page.getByLabel("Filter").fill("weight"));
+    await page.locator("section[aria-label=Comparison]:not([aria-busy=true])").waitFor();
+    await page.locator(".window .row", { hasText: "weight" }).first().waitFor();
+    check(await page.getByLabel("Filter").inputValue() === "weight", `the filter became ${await page.getByLabel("Filter").inputValue()}`);
+    check(!(await page.locator(".window").textContent()).includes("bias"), "the list is not that of the filter");
+    await button("Canonical names").click();
+    await page.locator("section[aria-label=Comparison]:not([aria-busy=true])").waitFor();
+    await page.getByLabel("Filter").fill("");
+  });
   await test("the chosen entry shows the differences that the list shows", async () => {
     const { changed } = json("diff", path.join(samples, "torch_ranks_tp_fsdp2"), path.join(samples, "dcp_tp_fsdp2"), "--values"), [{ fqn, differing }] = changed;
     await button("Sharding").click();

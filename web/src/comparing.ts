@@ -191,9 +191,10 @@ export class Comparing {
     const { rows, dtypes, chosen } = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort, chosen: before && { fqn: selected.fqn, isOnlyInB: before.mark === "only-b" } });
     if (this.comparison !== comparison) return;
     if (before && model.selected === selected) model.selected = chosen && Object.assign(selected, chosen); // what is shown of it is of the new differences, too
-    model.lists.get("compare").count = rows;
+    const listing = model.lists.get("compare"), isTyped = listing.filter !== filter; // since the differences were asked for
+    listing.count = rows;
     model.lists.dtypes.compare = dtypes;
-    await model.lists.filter("compare", text);
+    await model.lists.filter("compare", isTyped ? listing.filter : text);
   }
 
   /** Closes B and ends all work for it. */
