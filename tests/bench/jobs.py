@@ -1,9 +1,7 @@
 """The jobs of the table: ours, the peer, the physical limit. `all_jobs(bench)` makes those whose data can be made."""
 import functools
-import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 
@@ -15,6 +13,7 @@ import slow_jobs
 import store_jobs
 import sum_jobs
 import zero_jobs
+from data import write_once, write_safetensors
 from measure import Job, Side
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -205,19 +204,11 @@ def p10_even(bench):
 
 def large_safetensors(bench, rows=8192, columns=1024):
     """2 GiB of float32 (--mib), made in the scratch folder."""
-    path, _ = bench.fresh("large.safetensors")
-    if not os.path.exists(path):
+    def write(path):
         size = 4 * rows * columns
-        tensors = bench.mib * 2**20 // size
-        header = {f"layers.{i}.weight": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [i * size, (i + 1) * size]} for i in range(tensors)}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        block = os.urandom(size)
-        with open(path, "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text)
-            for i in range(tensors):
-                f.write(block[i:] + block[:i])
-    return path
+        count, block = bench.mib * 2**20 // size, os.urandom(size)
+        write_safetensors(path, ((f"layers.{i}.weight", [rows, columns]) for i in range(count)), (block[i:] + block[:i] for i in range(count)))
+    return write_once(bench.fresh("large.safetensors")[0], write)
 
 
 def rows_of_eight(bench):

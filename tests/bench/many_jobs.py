@@ -7,33 +7,24 @@ import os
 import struct
 import subprocess
 
+from data import write_once, write_safetensors
 from measure import Job, Side
 
 TARGET = "≤ 10 × the time of a tenth"
 TENSORS, FILES, RANKS = 900_000, 100_000, 10_000
-SIZE = 1024  # of a tensor, in bytes
 MAP = {"schema": "tessera.map/1", "rules": [{"from": ["l.{l}.e.{e}"], "to": ["model.{l}.mlp.{e}"]}]}
 
 
-def write_once(path, write):
-    if not os.path.exists(path):
-        write(path + ".new")
-        os.rename(path + ".new", path)
-    return path
+def rows_from(first, count):
+    """Rows of 256 numbers, which differ by row and by `first`. They begin again after 4,093 rows."""
+    return (struct.pack("<256f", *range(first + i % 4093, first + i % 4093 + 256)) for i in range(count))
 
 
 def tensors(bench, count, base=0):
-    """A safetensors file of `count` tensors of float32, whose values differ by tensor and by `base`. The names are short, because
-    safetensors allows headers of 100 MB."""
-    def write(path):
-        header = {f"l.{i // 1000}.e.{i % 1000}": {"dtype": "F32", "shape": [16, 16], "data_offsets": [SIZE * i, SIZE * (i + 1)]} for i in range(count)}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        with open(path, "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text)
-            for i in range(count):
-                f.write(struct.pack("<256f", *range(base + i % 4093, base + i % 4093 + 256)))
-    return write_once(os.path.join(bench.scratch, f"tensors{count}_{base}.safetensors"), write)
+    """A safetensors file of `count` tensors, whose values differ by tensor and by `base`. The names are short, because safetensors allows
+    headers of 100 MB."""
+    named = ((f"l.{i // 1000}.e.{i % 1000}", [16, 16]) for i in range(count))
+    return write_once(os.path.join(bench.scratch, f"tensors{count}_{base}.safetensors"), lambda path: write_safetensors(path, named, rows_from(base, count)))
 
 
 def made(bench, name, *command):
@@ -46,13 +37,7 @@ def tensors_dcp(bench, count):
 
 def files_dcp(bench, count):
     """A DCP of `count` files: one tensor in chunks of 1 KiB, each in a file of its own."""
-    def rows(path):
-        text = json.dumps({"weight": {"dtype": "F32", "shape": [count, 256], "data_offsets": [0, SIZE * count]}}).encode()
-        with open(path, "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text)
-            for i in range(count):
-                f.write(struct.pack("<256f", *range(i, i + 256)))
-    source = write_once(os.path.join(bench.scratch, f"rows{count}.safetensors"), rows)
+    source = write_once(os.path.join(bench.scratch, f"rows{count}.safetensors"), lambda path: write_safetensors(path, [("weight", [count, 256])], rows_from(0, count)))
     return made(bench, f"files{count}", "reshard", source, "OUT", "--to", "dcp", "--mesh", f"dp={count}", "--placements", "shard(0)")
 
 
