@@ -41,7 +41,6 @@ static tsr_area words_of(const tsr_codes *codes, const tsr_area *a, tsr_stored_w
     return stored;
 }
 
-/* Reads them. */
 tsr_status tsr_packed_read_words(const tsr_packed_weight *p, const tsr_codes *codes, const tsr_area *a, uint8_t *words,
                                  tsr_stored_words *out, tsr_error *err)
 {
@@ -67,7 +66,6 @@ float tsr_packed_number(const tsr_codes *codes, uint8_t code)
     return (float)((int32_t)(number ^ codes->flip) - codes->bias);
 }
 
-/* Finds out which groups there are in the area and, with an index, the group of every column. */
 tsr_status tsr_packed_find_groups(const tsr_packed_weight *p, const tsr_area *a, tsr_packed_room *r, tsr_error *err)
 {
     int32_t low = INT32_MAX, high = 0;
@@ -322,7 +320,6 @@ static tsr_band *new_band(const tsr_packed_weight *p, uint64_t first, uint64_t e
     return band;
 }
 
-/* Ends a use in which these rows were computed. */
 void tsr_band_leave(const tsr_packed_weight *p, tsr_band *band, uint64_t rows)
 {
     if (band) atomic_fetch_sub(&band->unread, (int64_t)rows);
@@ -379,7 +376,6 @@ void tsr_packed_close(tsr_mapped *m)
     for (unsigned i = 0; i < TSR_BANDS; i++) drop_band(m, m->bands[i]);
 }
 
-/* Whether the area is of whole rows, enough of them to be worth a band. */
 bool tsr_packed_has_bands(const tsr_packed_weight *p, const tsr_area *a)
 {
     if (!p->transposed || a->rows < TSR_TURNED_ROWS || a->columns != p->columns || p->rows % 8) return false;

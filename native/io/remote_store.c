@@ -411,7 +411,7 @@ static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
     tsr_pool_run(f.store->readers, count, fetch_run, &f);
 }
 
-/* Files that were read as a whole need not be fetched: a server without ranges gives none of them in parts. */
+/* Files that were read as a whole are in memory already. */
 static void remote_prefetch(tsr_store *base, const tsr_store_place *places, size_t count)
 {
     remote_store *store = (remote_store *)base;

@@ -136,13 +136,12 @@ typedef struct tsr_option {
     const char *name; /* as on the command line, without dashes */
     char letter;      /* 0: none */
     tsr_option_type type;
-    size_t field;      /* offset in tsr_command_options */
-    const char *value; /* the name of its value: "GLOB"; "text|json" for a choice; NULL for a flag */
-    const char *help;  /* ends with " (default: …)" if there is a default */
-    const char
-        *by_default; /* what holds without the option, as help states it; NULL: the option is off, or has no value then */
-    const char *npm; /* why a call of the npm package does not have it; NULL: it has */
-    const char *npm_name; /* its name there, if it is another one */
+    size_t field;           /* offset in tsr_command_options */
+    const char *value;      /* the name of its value: "GLOB"; "text|json" for a choice; NULL for a flag */
+    const char *help;       /* ends with " (default: …)" if there is a default */
+    const char *by_default; /* what holds without the option, as help states it; NULL: it is off, or has no value */
+    const char *npm;        /* why a call of the npm package does not have it; NULL: it has */
+    const char *npm_name;   /* its name there, if it is another one */
     tsr_option_role role;
     bool npm_opens;     /* the package has it as an option of `open` */
     bool npm_needs;     /* the package requires it */
