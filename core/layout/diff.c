@@ -48,7 +48,7 @@ typedef struct search {
     tsr_arena *arena;
     tsr_unmatched_list sides[2]; /* removed, added */
     tsr_vec keys;
-    tsr_vec found; /* of tsr_diff_rename */
+    tsr_diff_rename *found; /* of each removed tensor; without `a` if there is none */
 } search;
 
 static tsr_status add_key(search *s, bool is_added, size_t at, tsr_str head, tsr_str tail, tsr_error *err)
@@ -184,9 +184,7 @@ static tsr_status take_pair(search *s, const relation *r, const key *pair, tsr_e
     tsr_str why = r->explain(s, a->name, b->name, &local);
     TSR_FAIL_IF(local.status, err, local.status, "%s", local.message);
     if (why.size == 0) return TSR_OK;
-    tsr_diff_rename *rename = tsr_vec_push(&s->found, err);
-    if (!rename) return TSR_E_NOMEM;
-    *rename = (tsr_diff_rename){a->entry, b->entry, why};
+    s->found[pair[0].at] = (tsr_diff_rename){a->entry, b->entry, why};
     a->taken = b->taken = true;
     return TSR_OK;
 }
@@ -217,26 +215,23 @@ static tsr_status apply_all(search *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Fills diff->renamed from the tensors that are only in A and only in B. A suggestion requires the same dtype and shape, and
- * names with a relation that no other pair has: one is the other with a prefix; they differ in one component; or no others
- * have the same dtype, shape and last component. O(n log n) in the number of components of all names. */
+/* Fills diff->renamed, in A's order, from the tensors that are only in A and only in B. A suggestion requires the same dtype
+ * and shape, and names with a relation that no other pair has: one is the other with a prefix; they differ in one component;
+ * or no others have the same dtype, shape and last component. O(n log n) in the number of components of all names. */
 static tsr_status diff_suggest_renames(const tsr_host *host, tsr_arena *arena, tsr_unmatched_list removed,
                                        tsr_unmatched_list added, tsr_diff *diff, tsr_error *err)
 {
     if (removed.count == 0 || added.count == 0) return TSR_OK;
-    search s = {arena, {removed, added}, {0}, {0}};
-    s.keys = tsr_vec_of(host->allocator, sizeof(key));
-    s.found = tsr_vec_of(host->allocator, sizeof(tsr_diff_rename));
-    tsr_status status = apply_all(&s, err);
-    if (status == TSR_OK && s.found.count) {
-        diff->renamed = tsr_arena_array(arena, s.found.count, sizeof *diff->renamed, err);
-        diff->renamed_count = diff->renamed ? s.found.count : 0;
-        if (diff->renamed) memcpy(diff->renamed, s.found.items, s.found.count * sizeof *diff->renamed);
-        status = diff->renamed ? TSR_OK : TSR_E_NOMEM;
-    }
+    search s = {arena, {removed, added}, tsr_vec_of(host->allocator, sizeof(key)), NULL};
+    s.found = tsr_arena_array(arena, removed.count, sizeof *s.found, err);
+    tsr_status status = s.found ? apply_all(&s, err) : TSR_E_NOMEM;
     tsr_vec_free(&s.keys);
-    tsr_vec_free(&s.found);
-    return status;
+    if (status != TSR_OK) return status;
+    diff->renamed = s.found;
+    for (size_t i = 0; i < removed.count; i++) {
+        if (s.found[i].a) diff->renamed[diff->renamed_count++] = s.found[i];
+    }
+    return TSR_OK;
 }
 
 /* ---- diff ---- */

@@ -141,6 +141,10 @@ static void test_layout_diff__suggests_renames_that_are_unique(void **state)
         {{"h.0.attn.w", "h.1.attn.w"},
          {"h.1.att.w", "h.0.att.w"},
          "+h.1.att.w +h.0.att.w -h.0.attn.w -h.1.attn.w h.0.attn.w~h.0.att.w h.1.attn.w~h.1.att.w "},
+        {{"m.a.w", "m.b.w", "m.c.w"},
+         {"c.w", "a.w", "b.w"},
+         "+c.w +a.w +b.w -m.a.w -m.b.w -m.c.w m.a.w~a.w m.b.w~b.w m.c.w~c.w "}, /* in A's order */
+        {{"m.b.w", "m.a.w", "x.w"}, {"x.v", "a.w", "b.w"}, "+x.v +a.w +b.w -m.b.w -m.a.w -x.w m.b.w~b.w m.a.w~a.w x.w~x.v "},
         {{"a.w", "b.w"}, {"c.w"}, "+c.w -a.w -b.w "}, /* ambiguous */
         {{"fc.weight"}, {"fc.kernel"}, "+fc.kernel -fc.weight fc.weight~fc.kernel "},
         {{"tok.emb.w"}, {"model.embed.tokens.w"}, "+model.embed.tokens.w -tok.emb.w tok.emb.w~model.embed.tokens.w "},
