@@ -19,26 +19,33 @@ static void heading(const cli *program, const char *text)
     cli_off(&program->out, stdout);
 }
 
-/* Lines come in pairs: a command, and what it does. */
+/* Prints text in lines that fit the terminal, indented by `indent` after `used` columns of the first line. */
+static void put_text(const cli *program, unsigned indent, unsigned used, tsr_str text)
+{
+    if (used < indent) cli_pad(stdout, indent - used);
+    cli_put_wrapped(stdout, text, indent, indent, program->out.columns);
+}
+
+/* Lines come in pairs: a command, which is not wrapped, so that it can be copied, and what it does. */
 static void put_examples(const cli *program, const char *examples)
 {
     bool is_command = true;
     for (const char *line = examples; *line; is_command = !is_command) {
-        const char *end = strchr(line, '\n');
-        size_t size = end ? (size_t)(end - line) : strlen(line);
-        fputs(is_command ? "  " : "      ", stdout);
+        const tsr_str text = {line, strcspn(line, "\n")};
         cli_on(&program->out, stdout, is_command ? CLI_CYAN : CLI_DIM);
-        printf("%.*s", (int)size, line);
+        if (is_command) printf("  %.*s\n", TSR_STR_ARG(text));
+        else put_text(program, 6, 0, text);
         cli_off(&program->out, stdout);
-        putchar('\n');
-        line += size + (end != NULL);
+        line += text.size + (line[text.size] == '\n');
     }
 }
 
-enum { HELP_COLUMN = 30, FORMAT_COLUMN = 16 };
+/* Where texts begin next to what they describe. On a narrow terminal, those of options are below the option. */
+enum { HELP_COLUMN = 30, NARROW_HELP_COLUMN = 10, LEAST_FOR_TWO_COLUMNS = 60, COMMAND_COLUMN = 14, FORMAT_COLUMN = 16 };
 
 static void put_options(const cli *program, const tsr_option *const *options)
 {
+    const unsigned column = program->out.columns < LEAST_FOR_TWO_COLUMNS ? NARROW_HELP_COLUMN : HELP_COLUMN;
     for (; *options; options++) {
         const tsr_option *option = *options;
         char left[96];
@@ -46,18 +53,18 @@ static void put_options(const cli *program, const tsr_option *const *options)
                             option->letter ? option->letter : ' ', option->letter ? ", " : "  ", option->name,
                             option->value ? " " : "", option->value ? option->value : "");
         fputs(left, stdout);
-        if (used >= HELP_COLUMN - 1) {
+        if (used >= (int)column - 1) {
             putchar('\n');
             used = 0;
         }
-        cli_pad(stdout, HELP_COLUMN - (unsigned)used);
-        cli_put_wrapped(stdout, tsr_str_from(option->help), HELP_COLUMN, HELP_COLUMN, program->out.columns);
+        put_text(program, column, (unsigned)used, tsr_str_from(option->help));
     }
 }
 
 static void help_command(const cli *program, const tsr_command *command)
 {
-    printf("%s\n\n", command->summary);
+    put_text(program, 0, 0, tsr_str_from(command->summary));
+    putchar('\n');
     heading(program, "Examples");
     put_examples(program, cli_command_of(command)->examples);
     putchar('\n');
@@ -71,7 +78,8 @@ static void help_command(const cli *program, const tsr_command *command)
     }
     heading(program, "Global options");
     put_options(program, tsr_global_options);
-    puts("\nExit status: 0 success, identical or valid; 1 differences or findings; 2 error.");
+    putchar('\n');
+    put_text(program, 0, 0, TSR_STR("Exit status: 0 success, identical or valid; 1 differences or findings; 2 error."));
 }
 
 const char *const cli_overview_summary = "Inspect, validate, diff, convert and reshard PyTorch checkpoints";
@@ -106,23 +114,22 @@ static void put_format_examples(const cli *program, const char *examples)
 
 void cli_put_formats(const cli *program)
 {
-    printf(
-        "%s\n\nA GLOB matches whole names: * within a component, ** across components, ?, [...]. The schemas of all documents "
-        "are\ninstalled in share/tessera/schemas.\n",
-        cli_formats_summary);
+    put_text(program, 0, 0, tsr_str_from(cli_formats_summary));
+    putchar('\n');
+    put_text(program, 0, 0,
+             TSR_STR("A GLOB matches whole names: * within a component, ** across components, ?, [...]. The schemas of all "
+                     "documents are installed in share/tessera/schemas."));
     for (const cli_format *format = cli_formats; format->name; format++) {
         putchar('\n');
         heading(program, format->name);
-        fputs("  ", stdout);
-        cli_put_wrapped(stdout, tsr_str_from(format->summary), 2, 2, program->out.columns);
+        put_text(program, 2, 0, tsr_str_from(format->summary));
         for (const cli_format_key *key = format->keys; key->name; key++) {
             unsigned used = (unsigned)printf("  %s", key->name);
             if (used >= FORMAT_COLUMN - 1) {
                 putchar('\n');
                 used = 0;
             }
-            cli_pad(stdout, FORMAT_COLUMN - used);
-            cli_put_wrapped(stdout, tsr_str_from(key->help), FORMAT_COLUMN, FORMAT_COLUMN, program->out.columns);
+            put_text(program, FORMAT_COLUMN, used, tsr_str_from(key->help));
         }
         put_format_examples(program, format->examples);
     }
@@ -134,7 +141,8 @@ void cli_put_help(const cli *program, const tsr_command *command)
         help_command(program, command);
         return;
     }
-    printf("%s\n\n", cli_overview_summary);
+    put_text(program, 0, 0, tsr_str_from(cli_overview_summary));
+    putchar('\n');
     heading(program, "Examples");
     put_examples(program, cli_overview_examples);
     putchar('\n');
@@ -144,8 +152,11 @@ void cli_put_help(const cli *program, const tsr_command *command)
             putchar('\n');
             heading(program, c->group);
         }
-        printf("  %-11s %s\n", c->name, c->summary);
+        put_text(program, COMMAND_COLUMN, (unsigned)printf("  %s", c->name), tsr_str_from(c->summary));
     }
-    puts("\nRun `tessera help COMMAND` for details, and `tessera help formats` for the documents that options read.\n"
-         "Tessera never executes anything in a checkpoint.");
+    putchar('\n');
+    put_text(
+        program, 0, 0,
+        TSR_STR("Run `tessera help COMMAND` for details, and `tessera help formats` for the documents that options read. "
+                "Tessera never executes anything in a checkpoint."));
 }
