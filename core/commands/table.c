@@ -217,8 +217,8 @@ OPTION(
     "Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails",
     .npm = HELP SINK, .role = TSR_OPTION_OF_RUN)
 OPTION(discard_parts, FLAG, discard_parts, "discard-parts", NULL,
-       "Remove what unfinished parts of another plan (exec --share) left at DEST",
-       .npm = HELP "a sink has no parts of plans", .role = TSR_OPTION_OF_RUN)
+       "Remove what unfinished shares of another plan (exec --share) left at DEST",
+       .npm = HELP "a sink has no shares of plans", .role = TSR_OPTION_OF_RUN)
 OPTION(no_verify, FLAG, no_verify, "no-verify", NULL, "With --resume: do not check again what the interrupted run wrote",
        .npm = HELP SINK, .role = TSR_OPTION_OF_RUN)
 OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Decide everything, but write nothing",
@@ -272,7 +272,7 @@ OPTION(source, TEXT, source_path, "source", "PATH",
 OPTION(exec_resume, FLAG, resume, "resume", NULL,
        "Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)",
        .npm = HELP SINK)
-OPTION(exec_no_verify, FLAG, no_verify, "no-verify", NULL, "Do not check again what other parts and earlier runs wrote",
+OPTION(exec_no_verify, FLAG, no_verify, "no-verify", NULL, "Do not check again what other shares and earlier runs wrote",
        .npm = HELP SINK)
 OPTION(exec_dry_run, FLAG, dry_run, "dry-run", NULL,
        "Check the plan against its source and decide everything, but write nothing",

@@ -54,7 +54,7 @@ static tsr_status check_sum(tsr_service *service, const tsr_object *object, tsr_
     *text = note.size > TSR_SUM_DIGITS ? (tsr_str){note.data + TSR_SUM_DIGITS, note.size - TSR_SUM_DIGITS} : TSR_STR("");
     tsr_upload_sum(text->data, text->size, sum);
     TSR_FAIL_IF(!text->size || memcmp(sum, note.data, TSR_SUM_DIGITS) != 0, err, TSR_E_FORMAT,
-                "%s: the note of a part is damaged; run the part again", tsr_shown_key_of(service, object->key).text);
+                "%s: the note of a share is damaged; run the share again", tsr_shown_key_of(service, object->key).text);
     return TSR_OK;
 }
 
@@ -214,7 +214,7 @@ tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list
     if (count > 1) snprintf(more, sizeof more, " and %zu more", count - 1);
     TSR_FAIL_IF(
         count, err, TSR_E_EXISTS,
-        "the destination '%s' has unfinished parts of another plan ('%.*s'%s); end that plan with `exec --finish`, or remove "
+        "the destination '%s' has unfinished shares of another plan ('%.*s'%s); end that plan with `exec --finish`, or remove "
         "what it left with --discard-parts of exec, convert or reshard",
         tsr_shown_key_of(output->service, output->root).text, TSR_STR_ARG(first), more);
     return TSR_OK;

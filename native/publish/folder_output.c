@@ -127,7 +127,7 @@ static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t f
 {
     return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
                      "'%s' was changed after parts of it were written: it has %" PRIu64 " bytes, not %" PRIu64
-                     "; remove the unpublished output and its journals, and write all parts again",
+                     "; remove the unpublished output and its journals, and write all shares again",
                      file->name, found, size);
 }
 
@@ -136,7 +136,7 @@ static tsr_status refuse_gone(const output_file *file, tsr_error *err)
     return tsr_raise(
         err, TSR_E_CHANGED, TSR_NO_POSITION,
         "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
-        "all parts again",
+        "all shares again",
         file->name);
 }
 

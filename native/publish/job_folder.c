@@ -66,13 +66,13 @@ static tsr_status clear_one(job_state *s, const tsr_leftover *l, const tsr_left_
     const uint64_t parts = left->parts;
     if (left->is_busy && parts && s->job->discards_parts)
         tsr_job_warn(&s->job->environment,
-                     "parts of another plan for '%s' are being written by another process; they are kept",
+                     "shares of another plan for '%s' are being written by another process; they are kept",
                      s->job->destination);
     if (left->is_busy || !left->has_journal || (s->is_shared && !parts)) return TSR_OK;
     if (parts && !s->job->discards_parts) {
         tsr_job_warn(&s->job->environment,
                      "'%s' has an unfinished job of %" PRIu64
-                     " parts from another plan; its files '.%s.tessera-%s…' are kept; "
+                     " shares of another plan; its files '.%s.tessera-%s…' are kept; "
                      "--discard-parts removes them",
                      s->job->destination, parts, s->journals.name, l->tag);
         return TSR_OK;
@@ -162,7 +162,7 @@ static tsr_status refuse_busy(const job_state *s, tsr_error *err)
         const bool in_the_way = !s->parts || (l->part == s->part && l->parts == s->parts);
         if (!is_own(s, l) || !l->busy || !in_the_way) continue;
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                         "another process is writing part %" PRIu64 " of %" PRIu64 " of '%s'", l->part, l->parts,
+                         "another process is writing share %" PRIu64 " of %" PRIu64 " of '%s'", l->part, l->parts,
                          s->job->destination);
     }
     return TSR_OK;

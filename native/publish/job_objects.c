@@ -34,7 +34,7 @@ void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const t
     if (count > 1) snprintf(more, sizeof more, " and %zu more", count - 1);
     tsr_job_warn(
         environment,
-        "'%s' has unfinished parts of another plan ('%.*s'%s); they are kept; --discard-parts of exec, convert or reshard removes them",
+        "'%s' has unfinished shares of another plan ('%.*s'%s); they are kept; --discard-parts of exec, convert or reshard removes them",
         destination, TSR_STR_ARG(first), more);
 }
 
@@ -212,7 +212,7 @@ static tsr_status take_note(void *ctx, tsr_str name, tsr_str text, tsr_error *er
     if (sscanf(shown, "%" SCNu64 "-of-%" SCNu64, &done[0], &done[1]) != 2) done[0] = done[1] = 0;
     if (done[1] > t->parts) t->parts = done[1];
     const tsr_status status = take_text(t->state, text, err);
-    if (status != TSR_OK) tsr_error_context(err, "part %" PRIu64 " of %" PRIu64, done[0], done[1]);
+    if (status != TSR_OK) tsr_error_context(err, "share %" PRIu64 " of %" PRIu64, done[0], done[1]);
     return status;
 }
 

@@ -438,13 +438,11 @@ tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t parts, bool (*is_
         names = tsr_arena_format(s->job->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p);
         if (!names.data) return TSR_E_NOMEM;
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "cannot finish '%s': of %" PRIu64 " part%s, %.*s%s not done (%" PRIu64 " of %" PRIu64 " units)",
-                     s->job->destination, parts, parts == 1 ? "" : "s", TSR_STR_ARG(names),
-                     missing > MOST_PARTS_NAMED ? " and more are"
-                     : missing == 1             ? " is"
-                                                : " are",
-                     tsr_work_left(s->work, 0, 1), tsr_work_units(s->work));
+    return tsr_raise(
+        err, TSR_E_USAGE, TSR_NO_POSITION,
+        "cannot finish '%s': share%s %.*s%s of %" PRIu64 " %s not done (%" PRIu64 " of %" PRIu64 " units are left)",
+        s->job->destination, missing == 1 ? "" : "s", TSR_STR_ARG(names), missing > MOST_PARTS_NAMED ? " and more" : "",
+        parts, missing == 1 ? "is" : "are", tsr_work_left(s->work, 0, 1), tsr_work_units(s->work));
 }
 
 /* ---- the text of a job ---- */

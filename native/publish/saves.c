@@ -364,7 +364,8 @@ static tsr_status clear_jobs(const tsr_journals *j, warning w, tsr_arena *arena,
         if (left.is_busy || !left.has_journal) continue; /* without a journal, nothing shows whose it is */
         if (left.parts) {
             warn(w,
-                 "'%s' has an unfinished job of %" PRIu64 " parts of a plan; its files '.%s.tessera-%s…' are kept; `tessera "
+                 "'%s' has an unfinished job of %" PRIu64
+                 " shares of a plan; its files '.%s.tessera-%s…' are kept; `tessera "
                  "exec --discard-parts` removes them",
                  w.path, left.parts, j->name, found[i].tag);
             continue;

@@ -100,7 +100,7 @@ def test_exec_in_parts_equals_reshard(t):
         need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["found_done"] and doc["work"]["left"], doc["work"])
         need(not os.path.exists(out), "a part published")
         p = t.run("exec", plan, out, "--finish", status=2)
-        need(b"of 3 parts, 1, 3 are not done" in p.stderr, p.stderr)
+        need(b"shares 1, 3 of 3 are not done (3 of 4 units are left)" in p.stderr, p.stderr)
         both = [subprocess.Popen([t.path, "exec", plan, out, "--share", f"{i}/3"], stderr=subprocess.PIPE) for i in (1, 3)]
         need([(b.communicate(timeout=60), b.returncode)[1] for b in both] == [0, 0], "parts at the same time fail")
         doc = t.json("exec", plan, out, "--finish", "--json")

@@ -165,7 +165,7 @@ def a_killed_job_does_not_outlive_the_next_run(folder):
         need(alone(place.tessera, "exec", plan, place.out, "--share", "1/2")[0] == 0, "part 1")
         parts = left()
         status, _, err = alone(*other)
-        need(status == 0 and "unfinished job of 2 parts" in err and left() == sorted(parts + ["out"]), f"{left()}: {err}")
+        need(status == 0 and "unfinished job of 2 shares" in err and left() == sorted(parts + ["out"]), f"{left()}: {err}")
         shutil.rmtree(place.out)
         status, _, err = alone(place.tessera, "exec", plan, place.out, "--share", "2/2", "--finish")
         need(status == 0 and tree(place.out) == place.reference and left() == ["out"], f"the row of jobs went on: {err}, {left()}")

@@ -204,7 +204,7 @@ def test_a_save_keeps_the_shares_of_a_plan_and_names_them(t):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         save(path, 1)
-    assert any("unfinished job of 2 parts" in str(w.message) for w in said) and beside(path) == left and step_of(path) == 1
+    assert any("unfinished job of 2 shares" in str(w.message) for w in said) and beside(path) == left and step_of(path) == 1
 
 
 def test_a_deep_check_reports_every_flip_in_the_files_of_a_save(t):

@@ -38,7 +38,7 @@ def check_parts(t, place, plan, wanted, key):
     need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["left"], f"{doc['work']}")
     need(len(notes(place.below(key))) == 1 == len(place.below(key)), f"{sorted(place.below(key))}")
     p = t.run("exec", plan, url, "--finish", status=2, env=place.env)
-    need(b"of 3 parts, 1, 3 are not done" in p.stderr, p.stderr)
+    need(b"shares 1, 3 of 3 are not done" in p.stderr, p.stderr)
     both = [subprocess.Popen([t.path, "exec", plan, url, "--share", f"{i}/3"], env={**os.environ, **place.env}, stderr=subprocess.PIPE) for i in (1, 3)]
     need([(b.communicate(timeout=60), b.returncode)[1] for b in both] == [0, 0], "parts at the same time")
     need(len(notes(place.below(key))) == 3 == len(place.below(key)), f"{sorted(place.below(key))}")
@@ -294,7 +294,7 @@ def test_exec_parts_of_a_destination_that_changes(t):
         need(set(between) != set(old), f"{sorted(between)}")
         run_parts(t, s, plan, "s3://b/ck", (3,), "--overwrite")
         p = t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", status=2, env=s.env())
-        need(b"part 1 of 3" in p.stderr and b"run the part again" in p.stderr, p.stderr)
+        need(b"share 1 of 3" in p.stderr and b"run the share again" in p.stderr, p.stderr)
         need({k: v for k, v in s.objects.items() if ".tessera-" not in k} == between, "a refused end changes nothing")
         run_parts(t, s, plan, "s3://b/ck", (1, 2), "--overwrite")
         t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", env=s.env())

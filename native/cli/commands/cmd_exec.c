@@ -1,4 +1,4 @@
-/* `tessera exec PLAN DEST`: carries out a plan, completely or in parts. */
+/* `tessera exec PLAN DEST`: carries out a plan, completely or in shares. */
 #include <stdio.h>
 #include <stdlib.h>
 

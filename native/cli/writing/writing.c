@@ -179,7 +179,7 @@ static void report_text(const cli_writing *w)
                 cli_plural(w->job.units, "unit").text, w->job.units_found == 1 ? "was" : "were");
     }
     if (w->part && !w->job.published) {
-        fprintf(stderr, "part %" PRIu64 " of %" PRIu64 " of ", w->part, w->parts);
+        fprintf(stderr, "share %" PRIu64 " of %" PRIu64 " of ", w->part, w->parts);
         cli_put(stderr, tsr_str_from(w->destination));
         fprintf(stderr, " is done; %.2f s\n", w->seconds);
         return;

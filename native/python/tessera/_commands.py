@@ -404,7 +404,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
-    discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
     no_verify: With resume: do not check again what the interrupted run wrote
     dry_run: Decide everything, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -465,7 +465,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
-    discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
     no_verify: With resume: do not check again what the interrupted run wrote
     dry_run: Decide everything, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -585,7 +585,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
-    discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
     no_verify: With resume: do not check again what the interrupted run wrote
     dry_run: Decide everything, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -628,8 +628,8 @@ def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str |
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)
-    discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
-    no_verify: Do not check again what other parts and earlier runs wrote
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
+    no_verify: Do not check again what other shares and earlier runs wrote
     dry_run: Check the plan against its source and decide everything, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
