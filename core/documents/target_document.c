@@ -225,8 +225,8 @@ static tsr_status parse_list(const tsr_mesh *mesh, tsr_str text, tsr_str rule, t
     uint32_t count;
     TSR_TRY(tsr_placements_parse(text, arena, &list, &count, err));
     TSR_FAIL_IF(count != mesh->dim_count, err, TSR_E_USAGE,
-                "'%.*s' has %u placements, but the mesh has %u dims; give one placement per mesh dim in the rule '%.*s'",
-                TSR_STR_ARG(text), count, mesh->dim_count, TSR_STR_ARG(rule));
+                "expected one placement per mesh dim (%u), found %u in '%.*s' of the rule '%.*s'", mesh->dim_count, count,
+                TSR_STR_ARG(text), TSR_STR_ARG(rule));
     *out = list;
     return TSR_OK;
 }

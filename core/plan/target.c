@@ -112,8 +112,8 @@ tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, 
     TSR_TRY(tsr_mesh_parse(mesh, arena, &out->mesh, err));
     TSR_TRY(tsr_placements_parse(placements, arena, &list, &count, err));
     TSR_FAIL_IF(count != out->mesh.dim_count, err, TSR_E_USAGE,
-                "'%.*s' has %u placements, but the mesh '%.*s' has %u dims; give one placement per mesh dim",
-                TSR_STR_ARG(placements), count, TSR_STR_ARG(mesh), out->mesh.dim_count);
+                "expected one placement per dim of the mesh '%.*s' (%u), found %u in '%.*s'", TSR_STR_ARG(mesh),
+                out->mesh.dim_count, count, TSR_STR_ARG(placements));
     out->default_placements = list;
     return tsr_target_check(out, err);
 }

@@ -62,8 +62,8 @@ static void test_plan_target__texts_must_fit_each_other(void **state)
     const struct {
         const char *mesh, *placements, *message_part;
     } cases[] = {
-        {"dp=2,tp=2", "shard(0)", "has 1 placements, but the mesh 'dp=2,tp=2' has 2 dims"},
-        {"dp=2", "shard(0),replicate", "has 2 placements"},
+        {"dp=2,tp=2", "shard(0)", "of the mesh 'dp=2,tp=2' (2), found 1 in 'shard(0)'"},
+        {"dp=2", "shard(0),replicate", "of the mesh 'dp=2' (1), found 2"},
         {"dp=2", "partial", "a checkpoint cannot store such values"},
         {"dp=", "shard(0)", "expected a number"},
         {"dp=2", "shard(x)", "expected a number"},
