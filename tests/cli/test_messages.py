@@ -71,6 +71,19 @@ def test_messages_state_what_was_given(t):
 
 
 @test
+def test_messages_about_the_destination_do_not_begin_with_the_source(t):
+    path = sample("dcp_fsdp2")[0]
+    os.mkdir(t.at("taken"))
+    write(t.at("taken.pt"), b"not a checkpoint")
+    for command in (("convert", path, t.at("none/x.pt")), ("cp", path, t.at("none/x")), ("layout", path, "-o", t.at("none/x.json")), ("get", path, "model.emb.weight", "-o", t.at("none/x.npy"))):
+        message = t.run(*command, status=2).stderr.decode()
+        need(message == f"tessera: cannot open the directory '{t.at('none')}/': No such file or directory\n", f"{command[0]}: {message}")
+    for command in (("convert", path, t.at("taken.pt")), ("convert", path, t.at("taken"), "--to", "torch"), ("convert", path, t.at("x.abc")), ("layout", path, "-o", t.at("taken"))):
+        message = t.run(*command, status=2).stderr.decode()
+        need(path not in message and f"'{command[-1 if command[-1] != 'torch' else 2]}'" in message, f"{command[0]}: {message}")
+
+
+@test
 def test_a_message_names_the_path_even_if_a_word_of_it_is_the_same(t):
     for name in ("dcp", "step", "a"):
         for below in ("step-1", "step-2"):

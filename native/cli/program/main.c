@@ -1,8 +1,10 @@
 /* Code that `tessera` and `tessera-mpi` share: finds the command, parses its arguments by the table of options and runs it. */
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -272,11 +274,25 @@ int cli_call(const cli_request *request, const cli_caller *caller, uint32_t thre
     return status;
 }
 
-/* Returns `status`, or CLI_TROUBLE after a message if stdout could not be written. */
+/* Returns `status`, or CLI_TROUBLE after a message if stdout could not be written. A command that failed has said why. */
 static int finish_stdout(const cli *program, int status)
 {
-    if (fflush(stdout) != 0 || ferror(stdout)) return cli_fail(program, "cannot write to standard output");
-    return status;
+    errno = 0;
+    const bool failed = fflush(stdout) != 0 || ferror(stdout);
+    if (!failed || status == CLI_TROUBLE) return status;
+    return cli_fail(program, "cannot write to standard output%s%s", errno ? ": " : "", errno ? strerror(errno) : "");
+}
+
+/* Reports an option in place of a command. */
+static int fail_early_option(const cli *program, const char *text)
+{
+    static const tsr_option *const no_options[] = {NULL};
+    static const tsr_command none = {.options = no_options};
+    const char *name = text[1] == '-' ? text + 2 : "";
+    const tsr_str whole = {name, strcspn(name, "=")};
+    const char *meant = *name && !tsr_option_find(tsr_global_options, whole) ? suggest_option(&none, name) : NULL;
+    if (meant) return cli_fail(program, "there is no option %s; did you mean --%s?", text, meant);
+    return cli_fail(program, "the command must come first: tessera COMMAND [OPTION]…; see tessera help");
 }
 
 int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
@@ -296,7 +312,7 @@ int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
         put_version();
         status = CLI_DONE;
     } else if (first[0] == '-' && strcmp(first, "--help") != 0 && strcmp(first, "-h") != 0) {
-        status = cli_fail(&program, "the command must come first: tessera COMMAND [OPTION]…; see tessera help");
+        status = fail_early_option(&program, first);
     } else {
         program.command = first[0] == '-' ? cli_find_command(&program, "help")
                                           : cli_find_command(&program, cli_hide_secrets(&program, first));

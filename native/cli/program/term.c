@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,9 @@
 #include "cli/program/cli.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/text.h"
+
+#define STANDARD_OUTPUT "standard output"
+#define OUTPUT          "the output"
 
 /* Prints columns [from, to) of the escaped text; only counts if `file` is NULL. Returns the columns of the whole text. */
 static unsigned walk(FILE *file, tsr_str text, unsigned from, unsigned to)
@@ -208,6 +212,30 @@ static bool names_path(const char *text, const char *path)
     return false;
 }
 
+/* Whether a message names the directory that a path is in. */
+static bool names_directory(const char *text, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char quoted[PATH_MAX + 3];
+    if (!slash || slash == path) return false;
+    snprintf(quoted, sizeof quoted, "'%.*s/'", (int)(slash - path), path);
+    return strstr(text, quoted) != NULL;
+}
+
+/* Whether a message about `path` already names what it is about, which may be the destination or standard output. */
+static bool names_subject(const cli *program, const char *text, const char *path)
+{
+    const char *output = program->options.output;
+    if (!path || !*path || names_path(text, path)) return true;
+    if (names_path(text, OUTPUT) || names_path(text, STANDARD_OUTPUT)) return true;
+    if (output && (names_path(text, output) || names_directory(text, output))) return true;
+    for (size_t i = 0; i < program->operands.count; i++) {
+        const char *operand = program->operands.items[i];
+        if (operand != path && (names_path(text, operand) || names_directory(text, operand))) return true;
+    }
+    return false;
+}
+
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
 {
     char place[48] = "", stated[48] = "";
@@ -215,7 +243,7 @@ int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
     snprintf(stated, sizeof stated, "at byte %" PRIu64 " ", err->byte_position);
     if (err->byte_position != TSR_NO_POSITION && !strstr(text, stated))
         snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
-    const bool named = !path || names_path(text, path);
+    const bool named = names_subject(program, text, path);
     if (program->caller) {
         char whole[2048];
         snprintf(whole, sizeof whole, "%s%s%s", named ? "" : path, named ? "" : ": ", text);
@@ -258,7 +286,8 @@ tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err)
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)
 {
     if (fwrite(data, 1, size, ctx) == size) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output: %s", strerror(errno));
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write %s: %s", ctx == stdout ? "to " STANDARD_OUTPUT : OUTPUT,
+                     strerror(errno));
 }
 
 /* ---- host ---- */

@@ -110,8 +110,12 @@ static void text_add(tsr_report *report, const tsr_reported *reported)
 static void text_end(tsr_report *report)
 {
     if (report->checked + report->unchecked < 2) return;
-    printf("%" PRIu64 " paths: ", report->checked + report->unchecked);
-    cli_put_finding_counts(((const cli_report *)report)->terminal, report->totals);
+    printf("%" PRIu64 " paths", report->checked + report->unchecked);
+    if (report->unchecked) printf(", of which %" PRIu64 " could not be checked", report->unchecked);
+    if (report->checked) {
+        fputs(": ", stdout);
+        cli_put_finding_counts(((const cli_report *)report)->terminal, report->totals);
+    }
     cli_put_left_out(&report->policy);
     putchar('\n');
 }
