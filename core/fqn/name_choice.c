@@ -201,14 +201,14 @@ static size_t common_ends(tsr_str pattern, tsr_str name)
     return head + tail;
 }
 
-static tsr_str most_similar(const tsr_catalog *catalog, tsr_str pattern)
+tsr_str tsr_name_most_similar(const tsr_catalog *catalog, tsr_str pattern, size_t *common)
 {
     tsr_str best = {NULL, 0};
-    size_t most = 0;
+    *common = 0;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const size_t common = common_ends(pattern, catalog->entries[i].fqn);
-        if (common <= most) continue;
-        most = common;
+        const size_t found = common_ends(pattern, catalog->entries[i].fqn);
+        if (found <= *common) continue;
+        *common = found;
         best = catalog->entries[i].fqn;
     }
     return best;
@@ -217,7 +217,8 @@ static tsr_str most_similar(const tsr_catalog *catalog, tsr_str pattern)
 /* Appends what the most similar name is. */
 static tsr_status add_similar(const tsr_catalog *catalog, tsr_str pattern, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
-    const tsr_str similar = most_similar(catalog, pattern);
+    size_t common;
+    const tsr_str similar = tsr_name_most_similar(catalog, pattern, &common);
     if (!catalog->entry_count) return TSR_OK;
     *out = tsr_arena_format(arena, err, "%.*s; the %s is '%.*s'", TSR_STR_ARG(*out),
                             similar.data ? "most similar" : "first name",

@@ -123,6 +123,16 @@ def test_usage(t):
         (("explain", "layout/hole"), 0, "not covered by any chunk", ""),
         (("validate", "--list-rules"), 0, r"zip/crc +error", ""),
         (("validate",), 2, "^$", "validate needs PATH"),
+        (("--versoin",), 2, "^$", "there is no option --versoin; did you mean --version"),
+        (("--quiet", "inspect", small), 2, "^$", "the command must come first"),
+        (("map", "lst"), 2, "^$", "map takes list, show or suggest, not 'lst'; did you mean 'list'"),
+        (("map", "show"), 2, "^$", "map show needs NAME"),
+        (("map", "show", "meta-lama"), 2, "^$", "did you mean 'meta-llama'"),
+        (("map", "list", "all"), 2, "^$", "unexpected argument 'all'"),
+        (("map", "suggest", small), 2, "^$", "map suggest needs A B"),
+        (("completions", "bash", "zsh"), 2, "^$", "unexpected argument 'zsh'"),
+        (("view", small, "--port", "65536"), 2, "^$", "from 1 to 65535, not '65536'"),
+        (("inspect", ""), 2, "^$", "^tessera: cannot open ''"),
     ):
         p = t.run(*args, status=status)
         need(re.search(out, p.stdout.decode(), re.M), f"`tessera {' '.join(args)}` prints {p.stdout[:200]}")
@@ -142,9 +152,9 @@ def test_help_of_every_command_has_examples_first(t):
 @test
 def test_help_has_one_form(t):
     """Summaries and the explanations of examples and options are imperatives, with a capital letter and no full stop."""
-    overview = t.text("help")
+    overview = t.text("help", env={"COLUMNS": "400"})
     for name, summary in re.findall(r"^  (\w+) +(\w.*)", overview.split("Commands\n")[1], re.M):
-        text = t.run("help", name, env={**os.environ, "COLUMNS": "400"}).stdout.decode()
+        text = t.text("help", name, env={"COLUMNS": "400"})
         need(text.startswith(summary + "\n"), f"help {name} does not begin with its summary")
         explained = re.findall(r"^      (?! )(.*)", text.split("Usage\n")[0], re.M)
         options = re.findall(r"^  (?:-\w, |    )--[^\n]*?(?:  |\n {10,})(\S[^\n]*)", text.split("Usage\n")[1], re.M)
@@ -176,9 +186,12 @@ def test_colors(t):
 def test_output_that_cannot_be_written(t):
     with open("/dev/full", "w") as full:
         p = subprocess.run([t.path, "inspect", os.path.join(SAMPLES, "dcp_small"), "--json"], stdout=full, stderr=subprocess.PIPE)
-    need(p.returncode == 2 and b"cannot write" in p.stderr, f"ended {p.returncode}: {p.stderr[:100]}")
+    need(p.returncode == 2 and p.stderr == b"tessera: cannot write to standard output: No space left on device\n", f"ended {p.returncode}: {p.stderr[:200]}")
     said = t.run("layout", sample("dcp_fsdp2")[0], "-o", "/dev/full", status=2).stderr
-    need(b"No space left on device" in said, f"no reason: {said}")
+    need(said == b"tessera: cannot write the output: No space left on device\n", said)
+    for command in (("help",), ("layout", sample("dcp_fsdp2")[0])):
+        p = subprocess.run(["bash", "-c", '"$@" >&-', "bash", t.path, *command], stderr=subprocess.PIPE)
+        need(p.returncode == 2 and p.stderr == b"tessera: cannot write to standard output: Bad file descriptor\n", f"{command}: {p.returncode}: {p.stderr}")
 
 
 # ---- commands ----
@@ -271,7 +284,8 @@ def test_validate_several_paths_in_every_format(t):
     good, bad, gone = sample("dcp_small")[0], sample("broken_dcp_hole")[0], t.at("gone")
     doc = t.json("validate", good, bad, "--json", status=1)
     need(doc["summary"]["paths"] == 2 and {f["path"] for f in doc["findings"] if f["level"] == "error"} == {bad}, doc["summary"])
-    t.run("validate", good, gone, status=2)
+    for paths, end in (((good, gone), "2 paths, of which 1 could not be checked: no findings\n"), ((gone, t.at("away")), "2 paths, of which 2 could not be checked\n")):
+        need(t.text("validate", *paths, status=2).endswith(end), f"{paths}: not {end!r}")
     t.run("validate", good, bad, gone, status=2)
     need("layout/hole" in t.text("validate", bad, status=1), "text")
     need(re.search(r"^::error file=.*,title=layout/hole::", t.run("validate", bad, "--format", "github", status=1).stdout.decode(), re.M), "github")
@@ -354,7 +368,8 @@ def test_get(t):
         p = t.run("get", x, *args, status=2)
         need(message in p.stderr.decode(), p.stderr)
     need(not os.path.exists(t.at("b.npy")), "a refused output was left")
-    for name, message in (("emb.weight[0]", "no entry 'emb.weight'; did you mean 'model.emb.weight'?"), ("weight", "no entry 'weight'; `tessera inspect` lists them")):
+    for name, message in (("emb.weight[0]", "no entry 'emb.weight'; did you mean 'model.emb.weight'?"), ("weight", "no entry 'weight'; `tessera inspect` lists them"),
+                          ("model.emb.wieght", "no entry 'model.emb.wieght'; did you mean 'model.emb.weight'?"), ("nope", "no entry 'nope'; `tessera inspect` lists them"), ("[0]", "the name of the entry is missing")):
         p = t.run("get", sample("torch_train_state")[0], name, status=2)  # several names end in ".weight"
         need(message in p.stderr.decode(), p.stderr)
 

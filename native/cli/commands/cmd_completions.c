@@ -509,6 +509,9 @@ static int run(cli *program, const tsr_command_options *arguments)
 {
     (void)arguments;
     const char *shell = program->operands.items[0];
+    if (program->operands.count > 1 && strcmp(shell, "names") != 0)
+        return cli_fail(program, "completions takes %s; unexpected argument '%s'", program->command->operands,
+                        program->operands.items[1]);
     if (strcmp(shell, "bash") == 0) put_bash();
     else if (strcmp(shell, "zsh") == 0) put_zsh();
     else if (strcmp(shell, "fish") == 0) put_fish();

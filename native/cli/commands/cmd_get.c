@@ -12,6 +12,7 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
@@ -233,6 +234,17 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
     return status;
 }
 
+/* Makes the error for a name that the checkpoint does not have, with the name that was probably meant. */
+static tsr_status raise_no_entry(const cli_session *session, tsr_str name, tsr_error *err)
+{
+    size_t common;
+    const tsr_str similar = tsr_name_most_similar(session->catalog, name, &common);
+    if (!name.size) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the name of the entry is missing");
+    if (2 * common <= name.size || common == name.size) return tsr_checkpoint_raise_no_entry(session->checkpoint, name, err);
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; did you mean '%.*s'?",
+                     TSR_STR_ARG(name), TSR_STR_ARG(similar));
+}
+
 /* Looks for the whole text first, because names may contain brackets. */
 static tsr_status find(const cli_session *session, const char *given, const tsr_entry **entry, tsr_str *inside,
                        tsr_error *err)
@@ -243,7 +255,7 @@ static tsr_status find(const cli_session *session, const char *given, const tsr_
     if (*entry) return TSR_OK;
     name = tsr_slice_split(name, inside);
     *entry = tsr_checkpoint_entry(session->checkpoint, name);
-    return *entry ? TSR_OK : tsr_checkpoint_raise_no_entry(session->checkpoint, name, err);
+    return *entry ? TSR_OK : raise_no_entry(session, name, err);
 }
 
 static tsr_status get(cli *program, const cli_session *session, const tsr_command_options *arguments, tsr_error *err)

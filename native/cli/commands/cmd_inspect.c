@@ -215,7 +215,7 @@ static void put_head(const view *v)
     cli_put(stdout, tsr_str_from(v->session->path));
     cli_off(v->out, stdout);
     printf("  %s", tsr_format_name(v->session->catalog->format));
-    if (files > 1) printf(", %s of data", cli_plural(files, "file").text);
+    if (files > 1) printf(", %s", cli_plural(files, "data file").text);
     putchar('\n');
     put_step(v);
     put_parts(v);

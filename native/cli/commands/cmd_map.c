@@ -5,6 +5,7 @@
 #include "cli/program/map_options.h"
 #include "tessera/sys/map_suggest.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/text.h"
 
 static tsr_status write_list(const cli *program, tsr_error *err)
 {
@@ -29,11 +30,22 @@ static int list_maps(const cli *program)
     return CLI_DONE;
 }
 
+enum { MOST_MAPS = 100 };
+
+static int fail_unknown_map(const cli *program, const char *name)
+{
+    const char *names[MOST_MAPS + 1] = {NULL};
+    for (size_t i = 0; i < MOST_MAPS && tsr_mapping_builtin_name(i).size; i++) names[i] = tsr_mapping_builtin_name(i).data;
+    const char *meant = tsr_suggest(name, names, sizeof *names);
+    if (meant) return cli_fail(program, "there is no built-in map '%s'; did you mean '%s'?", name, meant);
+    return cli_fail(program, "there is no built-in map '%s'; `tessera map list` lists them", name);
+}
+
 static int show_map(const cli *program, const char *name)
 {
     tsr_error err = {0};
     const tsr_str text = tsr_mapping_builtin(tsr_str_from(name));
-    if (!text.size) return cli_fail(program, "there is no built-in map '%s'; see tessera map list", name);
+    if (!text.size) return fail_unknown_map(program, name);
     return cli_document_put(program, text, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
@@ -73,15 +85,26 @@ static int suggest(cli *program, const tsr_command_options *arguments)
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
+    static const struct {
+        const char *name, *operands;
+        size_t count;
+    } kinds[] = {{"list", "no operands", 0}, {"show", "NAME", 1}, {"suggest", "A B", 2}, {NULL, NULL, 0}};
     const tsr_texts *words = &program->operands;
     const char *what = words->items[0];
-    if (!strcmp(what, "list") && words->count == 1) return list_maps(program);
-    if (!strcmp(what, "show") && words->count == 2) return show_map(program, words->items[1]);
-    if (!strcmp(what, "suggest") && words->count == 3) return suggest(program, arguments);
-    return cli_fail(
-        program,
-        "expected 'map list', 'map show NAME' or 'map suggest A B', found 'map %s' with %zu more; see tessera help map",
-        what, words->count - 1);
+    size_t kind = 0;
+    while (kinds[kind].name && strcmp(kinds[kind].name, what) != 0) kind++;
+    if (!kinds[kind].name) {
+        const char *meant = tsr_suggest(what, kinds, sizeof *kinds);
+        if (meant) return cli_fail(program, "map takes list, show or suggest, not '%s'; did you mean '%s'?", what, meant);
+        return cli_fail(program, "map takes list, show or suggest, not '%s'; see tessera help map", what);
+    }
+    const size_t given = words->count - 1;
+    if (given < kinds[kind].count)
+        return cli_fail(program, "map %s needs %s; see tessera help map", what, kinds[kind].operands);
+    if (given > kinds[kind].count)
+        return cli_fail(program, "map %s takes %s; unexpected argument '%s'", what, kinds[kind].operands,
+                        words->items[1 + kinds[kind].count]);
+    return kind == 0 ? list_maps(program) : kind == 1 ? show_map(program, words->items[1]) : suggest(program, arguments);
 }
 
 const cli_command cli_map = {

@@ -1,4 +1,5 @@
 /* `tessera view`: opens a checkpoint in the browser viewer, served on the loopback address. */
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,7 +145,8 @@ static int run(cli *program, const tsr_command_options *arguments)
         return cli_fail(program, "view needs a server, which this program cannot start, because it has one thread; open the "
                                  "checkpoint in the viewer's page, or install the program for this system");
     if (arguments->port > UINT16_MAX)
-        return cli_fail(program, "--port expects a port number up to %u", (unsigned)UINT16_MAX);
+        return cli_fail(program, "--port takes a number from 1 to %u, not '%" PRIu64 "'", (unsigned)UINT16_MAX,
+                        arguments->port);
     if (arguments->pages && !has_index(arguments->pages))
         return cli_fail(program, "there is no page in '%s'; web/build makes it in web/dist of Tessera's source directory",
                         arguments->pages);

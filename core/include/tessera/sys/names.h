@@ -214,6 +214,10 @@ tsr_status tsr_name_choice_warnings(const tsr_name_choice *choice, tsr_arena *ar
  * what is wanted. Otherwise TSR_E_NOMEM. */
 tsr_status tsr_name_choice_check(const tsr_name_choice *choice, tsr_arena *arena, tsr_error *err);
 
+/* The name in the catalog that has the longest beginning and end in common with `wrong`, and *common, the length of both. Borrowed;
+ * data NULL if no name has anything in common. */
+tsr_str tsr_name_most_similar(const tsr_catalog *catalog, tsr_str wrong, size_t *common);
+
 TSR_API_END
 
 #endif
