@@ -199,6 +199,7 @@ typedef struct tsr_pickler {
     tsr_map *strings; /* text → memo slot */
     tsr_map *globals; /* "module\nname" → memo slot */
     tsr_arena *keys;
+    tsr_vec key; /* the last one that was looked for in `globals` */
     uint32_t memo_count;
     tsr_status status;
     tsr_error *err;

@@ -25,7 +25,7 @@ static void little(tsr_pickler *pickler, char code, uint64_t value, unsigned byt
 
 void tsr_pickler_open(tsr_pickler *pickler, unsigned protocol, const tsr_allocator *allocator, tsr_vec *out, tsr_error *err)
 {
-    *pickler = (tsr_pickler){.protocol = protocol, .out = out, .err = err};
+    *pickler = (tsr_pickler){.protocol = protocol, .out = out, .key = tsr_vec_of(allocator, 1), .err = err};
     pickler->strings = tsr_map_new(allocator, 0, err);
     pickler->globals = tsr_map_new(allocator, 0, err);
     pickler->keys = tsr_arena_new(allocator, 0, err);
@@ -44,6 +44,7 @@ void tsr_pickler_close(tsr_pickler *pickler)
     tsr_map_free(pickler->strings);
     tsr_map_free(pickler->globals);
     tsr_arena_free(pickler->keys);
+    tsr_vec_free(&pickler->key);
 }
 
 void tsr_pickler_none(tsr_pickler *pickler)
@@ -192,9 +193,11 @@ void tsr_pickler_global(tsr_pickler *pickler, tsr_str module, tsr_str name)
         pickler->status = tsr_fail(pickler->err, TSR_E_UNSUPPORTED, "pickle: '%.*s.%.*s' is not a valid class name",
                                    TSR_STR_ARG(module), TSR_STR_ARG(name));
     }
-    if (pickler->status != TSR_OK) return;
-    const tsr_str key = tsr_arena_format(pickler->keys, pickler->err, "%.*s\n%.*s", TSR_STR_ARG(module), TSR_STR_ARG(name));
-    if (!key.data) pickler->status = TSR_E_NOMEM;
+    const tsr_str parts[] = {module, TSR_STR("\n"), name};
+    pickler->key.count = 0;
+    for (size_t i = 0; i < 3 && pickler->status == TSR_OK; i++)
+        pickler->status = tsr_vec_append(&pickler->key, parts[i].data, parts[i].size, pickler->err);
+    const tsr_str key = {pickler->key.items, pickler->key.count};
     if (fetch(pickler, pickler->globals, key)) return;
     emit_global(pickler, module, name);
     remember(pickler, pickler->globals, key);

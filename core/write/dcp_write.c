@@ -300,14 +300,11 @@ static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error 
 static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
     tsr_packed packed;
-    uint64_t *shape = tsr_arena_array(w->job.arena, TSR_MAX_NDIM, sizeof *shape, err);
-    if (!shape) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
                                .path_length = source->path_length,
                                .tensor = source->entry->kind == TSR_ENTRY_TENSOR || tsr_entry_is_subclass(source->entry),
-                               .requires_grad = source->entry->requires_grad,
-                               .shape = shape};
+                               .requires_grad = source->entry->requires_grad};
     if (!out->path_length || out->path[0].kind == TSR_PATH_INDEX) TSR_TRY(root_key(w, out, err));
     if (!out->tensor) return TSR_OK;
     if (source->entry->kind != TSR_ENTRY_TENSOR) {
@@ -319,7 +316,10 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *so
     TSR_TRY(tsr_gather_pack(source->entry, &packed, err));
     out->dtype = source->dtype != source->entry->dtype ? source->dtype : packed.dtype;
     out->ndim = packed.ndim;
+    uint64_t *shape = tsr_arena_array(w->job.arena, (size_t)packed.ndim + (source->fragments != NULL), sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
     memcpy(shape, packed.shape, packed.ndim * sizeof *shape);
+    out->shape = shape;
     out->in_mcore_data = source->in_mcore_data;
     if (!source->fragments) return TSR_OK;
     uint64_t offsets[TSR_MAX_NDIM];

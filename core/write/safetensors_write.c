@@ -13,17 +13,14 @@ static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, ts
                            tsr_error *err)
 {
     tsr_packed packed;
-    uint64_t *shape = tsr_arena_array(arena, TSR_MAX_NDIM, sizeof *shape, err);
-    if (!shape) return TSR_E_NOMEM;
-    *out = (tsr_safetensors_item){.name = piece->name, .shape = shape, .tag = tag};
     TSR_TRY(tsr_gather_pack(piece->entry, &packed, err));
-    out->dtype = piece->dtype == piece->entry->dtype ? packed.dtype : piece->dtype;
-    out->ndim = packed.ndim;
-    memcpy(shape, piece->sizes ? piece->sizes : packed.shape, out->ndim * sizeof *shape);
-    if (tsr_dtype_describe(piece->entry->dtype)->bits != 6) return TSR_OK;
-    out->dtype = piece->dtype;
-    out->ndim = piece->entry->ndim;
-    memcpy(shape, piece->entry->shape, out->ndim * sizeof *shape);
+    const bool as_entry = tsr_dtype_describe(piece->entry->dtype)->bits == 6;
+    const uint32_t ndim = as_entry ? piece->entry->ndim : packed.ndim;
+    uint64_t *shape = tsr_arena_array(arena, ndim, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    memcpy(shape, as_entry ? piece->entry->shape : piece->sizes ? piece->sizes : packed.shape, ndim * sizeof *shape);
+    *out = (tsr_safetensors_item){.name = piece->name, .shape = shape, .ndim = ndim, .tag = tag};
+    out->dtype = !as_entry && piece->dtype == piece->entry->dtype ? packed.dtype : piece->dtype;
     return TSR_OK;
 }
 

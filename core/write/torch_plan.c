@@ -155,15 +155,16 @@ static bool may_share(const placed *p, uint64_t elements)
 static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_tensor *source, placed *out, tsr_error *err)
 {
     tsr_packed packed;
-    uint64_t span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_NDIM, sizeof *sizes, err);
-    *out = (placed){.source = source,
-                    .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err),
-                    .sizes = sizes};
-    if (!out->readable || !sizes) return TSR_E_NOMEM;
+    uint64_t span;
+    *out = (placed){.source = source, .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err)};
+    if (!out->readable) return TSR_E_NOMEM;
     TSR_TRY(tsr_gather_pack(source->entry, &packed, err));
+    uint64_t *sizes = tsr_arena_array(plan->arena, packed.ndim, sizeof *sizes, err);
+    if (!sizes) return TSR_E_NOMEM;
+    memcpy(sizes, packed.shape, packed.ndim * sizeof *sizes);
+    out->sizes = sizes;
     out->dtype = packed.dtype;
     out->ndim = packed.ndim;
-    memcpy(sizes, packed.shape, packed.ndim * sizeof *sizes);
     if (out->readable->chunk_count == 1) {
         const tsr_chunk *chunk = &out->readable->chunks[0];
         out->view = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};

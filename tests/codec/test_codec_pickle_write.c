@@ -200,6 +200,25 @@ static void test_codec_pickle_write__names_that_would_break_the_line_are_refused
     }
 }
 
+/* The metadata of a million tensors names eleven classes a million times. */
+static void test_codec_pickle_write__names_that_were_written_take_no_more_memory(void **state)
+{
+    (void)state;
+    failing_allocator counting;
+    tsr_pickler p;
+    tsr_vec out = tsr_vec_of(&tsr_allocator_libc, 1);
+    failing_start(&counting, SIZE_MAX);
+    tsr_pickler_open(&p, 4, &counting.allocator, &out, NULL);
+    put_names(&p, 20);
+    const size_t before = counting.calls;
+    for (unsigned i = 0; i < 10000; i++) put_names(&p, 20);
+    assert_int_equal(counting.calls, before);
+    assert_int_equal(tsr_pickler_finish(&p), TSR_OK);
+    tsr_pickler_close(&p);
+    tsr_vec_free(&out);
+    assert_int_equal(counting.live, 0);
+}
+
 static void test_codec_pickle_write__every_failed_allocation_ends_cleanly(void **state)
 {
     (void)state;
@@ -227,6 +246,7 @@ int main(void)
         cmocka_unit_test(test_codec_pickle_write__bytes_in_protocol_2_are_encoded_text),
         cmocka_unit_test(test_codec_pickle_write__long_ones_take_wider_opcodes),
         cmocka_unit_test(test_codec_pickle_write__names_that_would_break_the_line_are_refused),
+        cmocka_unit_test(test_codec_pickle_write__names_that_were_written_take_no_more_memory),
         cmocka_unit_test(test_codec_pickle_write__every_failed_allocation_ends_cleanly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
