@@ -5,7 +5,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 
-enum { SEVERAL = UINT32_MAX - 1 };
+#define SEVERAL (UINT32_MAX - 1)
 
 /* ---- names of the adapter ---- */
 

@@ -129,7 +129,7 @@ typedef struct tsr_renamed {
     const uint64_t *renamed_as; /* by entry of the reader: its number in the catalog, or LEFT_OUT */
 } tsr_renamed;
 
-enum { NO_PART = UINT32_MAX };
+#define NO_PART  UINT32_MAX
 #define LEFT_OUT UINT64_MAX
 
 /* The number of an entry in an array, or `count` if it is not in it. */

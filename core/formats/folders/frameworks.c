@@ -495,14 +495,14 @@ static const tsr_part_row training_state[] = {
     {.part = "custom_checkpoint", .from = {{TSR_SOURCE_EACH, "custom_checkpoint_*.pkl"}}},
     {.part = "trainer_state", .from = {{TSR_SOURCE_JSON, "trainer_state.json"}}},
     {.part = "training_args", .from = {{TSR_SOURCE_FILE, "training_args.bin"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 static const tsr_needed_file trainer_needs[] = {
     {"trainer_state.json", "optimizer.pt",
      "'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it "
      "last, so the save was interrupted, or the file was not copied"},
-    {NULL},
+    {.file = NULL},
 };
 
 /* ---- the Trainer: a model as save_pretrained writes it, and the training state next to it. Source of the names:
@@ -547,7 +547,7 @@ static const tsr_part_row trainer_parts[] = {
               {TSR_SOURCE_FILE, "optimizer.bin"},
               {TSR_SOURCE_DCP, "optimizer"},
               {TSR_SOURCE_NAMED, "optimizer_0"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 static const char *const by_trainer[] = {"optimizer.pt",    "scheduler.pt",       "scaler.pt",         "rng_state.pth",
@@ -674,7 +674,7 @@ static const tsr_part_row accelerate_parts[] = {
               {TSR_SOURCE_JOINED, "optimizer_#_rank*.bin"},
               {TSR_SOURCE_JOINED, "optimizer_rank*.bin"}},
      .next = "optimizer~.bin"},
-    {NULL},
+    {.part = NULL},
 };
 
 /* A server is asked for random_states_0.pkl together with the first files. It shows that accelerate wrote the directory. */
@@ -730,7 +730,7 @@ const tsr_directory tsr_directory_lightning = {
 static const tsr_part_row lightning_parts[] = {
     {.part = "", .from = {{TSR_SOURCE_ROOT, ".metadata"}}},
     {.part = "meta", .from = {{TSR_SOURCE_FILE, "meta.pt"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 /* ---- verl's FSDP checkpoints: model, optimizer and other state, each as one torch.save file per rank. The name of every file states
@@ -856,7 +856,7 @@ static tsr_status mount_verl(tsr_checkpoint *checkpoint, tsr_error *err)
     return TSR_OK;
 }
 
-static const tsr_part_row verl_parts[] = {{.mounts = mount_verl}, {NULL}};
+static const tsr_part_row verl_parts[] = {{.mounts = mount_verl}, {.part = NULL}};
 READER(tsr_reader_verl, TSR_FORMAT_VERL);
 const tsr_directory tsr_directory_verl = {.reader = &tsr_reader_verl, .recognizes = is_verl, .has_no_marker = true};
 
@@ -926,7 +926,7 @@ const tsr_directory tsr_directory_torch_checkpointing = {.reader = &tsr_reader_t
 static const tsr_part_row torch_checkpointing_parts[] = {
     {.mounts = mount_items},
     {.part = "metadata", .from = {{TSR_SOURCE_PICKLE, "metadata.pkl"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 /* ---- directories of DCPs: a model, an optimizer or a whole trainer in a directory of its own each, with what else belongs to the step.
@@ -939,7 +939,7 @@ const tsr_directory tsr_directory_nemo = {.reader = &tsr_reader_nemo, .requires 
 static const tsr_part_row nemo_parts[] = {
     {.part = "model", .from = {{TSR_SOURCE_DCP, "weights"}}},
     {.part = "context", .from = {{TSR_SOURCE_JSON, "context/io.json"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 /* NeMo Automodel. Next to the shards that every rank writes of the model is a script that joins them. Source of the names:
@@ -973,7 +973,7 @@ static const tsr_part_row automodel_parts[] = {
     {.part = "dataloader", .from = {{TSR_SOURCE_RANKS, "dataloader/dataloader_dp_rank_*.pt"}}},
     {.part = "step_scheduler", .from = {{TSR_SOURCE_FILE, "step_scheduler.pt"}}},
     {.part = "lr_scheduler", .from = {{TSR_SOURCE_FILE, "lr_scheduler.pt"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 /* OLMo-core: the names in the DCP, "model.…" and "optim.…", are those of the whole checkpoint. Source of the names:
@@ -985,7 +985,7 @@ static const tsr_part_row olmo_parts[] = {
     {.part = "", .from = {{TSR_SOURCE_NAMED, "model_and_optim"}}},
     {.part = "train", .from = {{TSR_SOURCE_RANKS, "train/rank*.pt"}}},
     {.part = "config", .from = {{TSR_SOURCE_JSON, "config.json"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 static const tsr_needed_file olmo_needs[] = {
@@ -995,7 +995,7 @@ static const tsr_needed_file olmo_needs[] = {
     {"train/rank0.pt", ".metadata.json",
      "'train/rank0.pt' is missing next to '.metadata.json', and OLMo-core finds no checkpoint without it: copy it from where the "
      "checkpoint was written"},
-    {NULL},
+    {.file = NULL},
 };
 
 /* prime-rl. Source of the names: prime_rl/trainer/ckpt.py, orchestrator/ckpt.py */
@@ -1005,7 +1005,7 @@ const tsr_directory tsr_directory_prime = {.reader = &tsr_reader_prime, .require
 static const tsr_part_row prime_parts[] = {
     {.part = "trainer", .from = {{TSR_SOURCE_DCP, "trainer"}}},
     {.part = "orchestrator", .from = {{TSR_SOURCE_FILE, "orchestrator/progress.pt"}}},
-    {NULL},
+    {.part = NULL},
 };
 
 /* ---- the table ---- */
@@ -1023,7 +1023,7 @@ static const tsr_framework frameworks[] = {
     {TSR_FORMAT_AUTOMODEL, .unfinished = AUTOMODEL_UNFINISHED, .parts = {automodel_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_NONE},
+    {.format = TSR_FORMAT_NONE},
 };
 
 static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
