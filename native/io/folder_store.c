@@ -462,6 +462,8 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
     const tsr_sys *sys = store->sys;
     struct stat info;
     int fd = sys->open_at(sys, AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+    TSR_FAIL_IF(fd < 0 && errno == ENOENT && strcmp(path, "-") == 0, err, TSR_E_UNSUPPORTED,
+                "there is no file '-', and standard input is not read; give a path");
     if (fd < 0) return tsr_sys_raise(err, "open", path);
     tsr_status status;
     if (sys->stat(sys, fd, &info) != 0) {
@@ -472,7 +474,9 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
         if (fd < 0) return tsr_sys_raise(err, "list", path);
         return list_folder(store, list, (open_folder){fd, "", 1}, err);
     } else if (!S_ISREG(info.st_mode)) {
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a directory", path);
+        status = tsr_raise(
+            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a directory%s", path,
+            S_ISFIFO(info.st_mode) ? "; a checkpoint is not read from start to end, so it cannot come from a pipe" : "");
     } else {
         status = open_file(store, list, fd, path, err);
     }

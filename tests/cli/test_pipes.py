@@ -44,4 +44,6 @@ def test_a_pipe_that_is_not_a_document_is_refused(t):
     p = shell(t, '(ulimit -v 4000000; "$T" plan ck --target /dev/zero)', status=2)
     need("'/dev/zero' is not a file, and more than 1 GiB came from it" in p.stderr, p.stderr)
     p = shell(t, '"$T" inspect <(cat ck/.metadata)', status=2)
-    need("is neither a file nor a directory" in p.stderr, "a checkpoint is not a document")
+    need("is neither a file nor a directory; a checkpoint is not read from start to end, so it cannot come from a pipe" in p.stderr, "a checkpoint is not a document")
+    p = shell(t, '"$T" inspect - <ck/.metadata', status=2)
+    need(p.stderr == "tessera: there is no file '-', and standard input is not read; give a path\n", p.stderr)

@@ -217,7 +217,8 @@ static bool names_directory(const char *text, const char *path)
 {
     const char *slash = strrchr(path, '/');
     char quoted[PATH_MAX + 3];
-    if (!slash || slash == path) return false;
+    if (!slash) return strstr(text, "the directory '.'") != NULL;
+    if (slash == path) return false;
     snprintf(quoted, sizeof quoted, "'%.*s/'", (int)(slash - path), path);
     return strstr(text, quoted) != NULL;
 }
