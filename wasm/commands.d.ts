@@ -232,7 +232,7 @@ export interface PlanOptions {
   readonly rawCast?: boolean | undefined;
   /** Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP. */
   readonly noChecksums?: boolean | undefined;
-  /** Show the load of each server of this tessera.storage/1 document, and order reads and parts by server. */
+  /** Show the load of each server of this tessera.storage/1 document, and order reads and shares by server. */
   readonly storage?: DocumentOrText | undefined;
   /** With `to` ranks: write files for N ranks, those of all pipeline stages together. */
   readonly worldSize?: number | undefined;

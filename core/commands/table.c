@@ -221,7 +221,7 @@ OPTION(discard_parts, FLAG, discard_parts, "discard-parts", NULL,
        .npm = HELP "a sink has no shares of plans", .role = TSR_OPTION_OF_RUN)
 OPTION(no_verify, FLAG, no_verify, "no-verify", NULL, "With --resume: do not check again what the interrupted run wrote",
        .npm = HELP SINK, .role = TSR_OPTION_OF_RUN)
-OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Decide everything, but write nothing",
+OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Report what would be written, but write nothing",
        .npm = HELP "a sink that keeps nothing is a dry run", .role = TSR_OPTION_OF_RUN)
 OPTION(writing_json, FLAG, json, "json", NULL,
        "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = HELP PRINTED,
@@ -254,7 +254,7 @@ OPTION(plan_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed
 OPTION(plan_objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way")
 OPTION(plan_dtype, TEXT, dtype, "dtype", "DTYPE", "Let exec cast floating-point tensors")
 OPTION(plan_storage, DOCUMENT, storage, "storage", "FILE",
-       "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server")
+       "Show the load of each server of this tessera.storage/1 document, and order reads and shares by server")
 OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = HELP PRINTED, .python = HELP PRINTED,
        .role = TSR_OPTION_OF_RUN)
 OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank", .role = TSR_OPTION_OF_RUN)

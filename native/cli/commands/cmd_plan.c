@@ -116,7 +116,7 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     cli_off(&program->out, stdout);
     fputs(" → ", stdout);
     if (reshards) put_target(&document->job->target);
-    else fputs(to ? tsr_container_words[to - 1] : "the format of DEST", stdout);
+    else fputs(to ? tsr_container_words[to - 1] : "the format that exec infers from DEST", stdout);
     printf("\n  %s in %s", cli_plural(tsr_plan_count(document->plan), "tensor").text, cli_plural(t->classes, "kind").text);
     if (reshards) printf(", %s", cli_plural(t->ranks, "rank").text);
     printf("\n  %s from %s, %s in all; the largest is %s", cli_plural(t->reads, "read").text, cli_plural(files, "file").text,

@@ -406,7 +406,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
     discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
     no_verify: With resume: do not check again what the interrupted run wrote
-    dry_run: Decide everything, but write nothing
+    dry_run: Report what would be written, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
@@ -467,7 +467,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
     discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
     no_verify: With resume: do not check again what the interrupted run wrote
-    dry_run: Decide everything, but write nothing
+    dry_run: Report what would be written, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
@@ -528,7 +528,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     for_torch: Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)
     raw_cast: Let dtype cast quantized numbers and their scales as stored, without applying the scales
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
-    storage: Show the load of each server of this tessera.storage/1 document, and order reads and parts by server
+    storage: Show the load of each server of this tessera.storage/1 document, and order reads and shares by server
     world_size: With to ranks: write files for N ranks, those of all pipeline stages together
     items: Print the document with every read of every rank
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
@@ -587,7 +587,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
     discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
     no_verify: With resume: do not check again what the interrupted run wrote
-    dry_run: Decide everything, but write nothing
+    dry_run: Report what would be written, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
