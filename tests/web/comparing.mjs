@@ -7,6 +7,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
 import { diffOf } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
+import { count, made } from "./product.mjs";
 import { goTo, showExports } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
@@ -197,13 +198,30 @@ async function testTolerance(page, at, said) {
     await page.getByLabel("Filter").fill("layers.0.up.weight");
     await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
-    await button(page, "Show differences").click();
     const fact = async (name) => Number(await page.locator(`[aria-label='Comparison with B'] dt:text-is('${name}') + dd`).textContent());
     const [relative, cosine] = [await fact("relative error ‖A − B‖ / ‖B‖"), await fact("cosine of A and B")];
     check(Math.abs(relative - said.relative) < 1e-5 && Math.abs(cosine - said.cosine) < 1e-5, `${relative} ${cosine} instead of ${JSON.stringify(said)}`);
-    for (const side of ["A", "B"]) check(await page.getByRole("region", { name: `Values of ${side}` }).locator("td").count() === 24, `values of ${side}`);
+    for (const side of ["A", "B"]) check(await page.getByRole("region", { name: `Slice of ${side}` }).locator("tbody td").count() === 24, `values of ${side}`);
+    check(await button(page, "Show differences").count() === 0, "they were not read without asking");
     const sections = await page.locator("aside section").evaluateAll((l) => l.map((e) => e.closest("section section") ? `${e.parentElement.closest("section").ariaLabel}: ${e.ariaLabel}` : e.ariaLabel));
     check(new Set(sections).size === sections.length, `two sections have one name: ${sections.join(", ")}`);
+  });
+}
+
+/** Two files whose tensors have other shapes, or are only in one of them. */
+async function testShapes(page, at) {
+  const a = made(at, "shapes_a.safetensors", { grown: ["float32", [2, 3], count(6)], own: ["float32", [2], [7, 8]] });
+  const b = made(at, "shapes_b.safetensors", { grown: ["float32", [3, 2], count(6, (i) => i + 50)], new: ["float32", [2, 2], count(4, (i) => i + 90)] });
+  await test("values of both sides are side by side where the shapes differ, and those of what only B has are shown", async () => {
+    await compare(page, a, b);
+    const values = (name) => page.getByRole("region", { name, exact: true }).locator("tbody td").allTextContents();
+    for (const [name, ofA, ofB] of [["grown", "0,1,2,3,4,5", "50,51,52,53,54,55"], ["new", "", "90,91,92,93"]]) {
+      await page.locator(".window .row .text", { hasText: new RegExp(`^${name}$`) }).click();
+      await page.locator("aside h2", { hasText: name }).waitFor();
+      await page.getByRole("region", { name: "Slice of B" }).locator("td").first().waitFor();
+      check((await values("Slice of A")).join() === ofA && (await values("Slice of B")).join() === ofB, `${name}: ${await values("Slice of A")} and ${await values("Slice of B")}`);
+    }
+    check(await page.locator("aside .differs").count() === 0 && await page.getByLabel("Slice to compare").count() === 0, "shapes that differ are compared element by element");
   });
 }
 
@@ -263,3 +281,4 @@ export async function testComparing({ page, url, context, broken }) {
   }
   return undefined;
 }
+    await testShapes(page, at);

@@ -373,10 +373,9 @@ export class Model {
   async #readAhead(selected: Selected): Promise<void> {
     const { detail, map } = selected, { opening, opened } = this;
     if (!isDense(detail) || map.map !== undefined || !opening || !opened) return;
-    const isRemote = opening.files.some((f) => "url" in f);
-    if (this.lackOf(detail) || detail.bytes > (isRemote ? MOST_REMOTE : MOST_AHEAD)) return;
+    if (this.lackOf(detail) || !isCheap(detail, opening)) return;
     await this.readSlice(firstSlice(detail.shape), false);
-    if (this.selected === selected && this.#wantsTally && !isRemote) await this.tally();
+    if (this.selected === selected && this.#wantsTally && !isRemote(opening)) await this.tally();
   }
 
   /** Chooses an entry that only B has. */
@@ -522,5 +521,10 @@ async function remember(title: string, handles: Promise<readonly FileSystemHandl
 
 const unread = (entry: number, fqn: string, compared: Compared | undefined, map: DiffOptions["map"] = {}): Selected =>
   ({ entry, fqn, compared, map, detail: undefined, elements: undefined, slice: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
+const isRemote = ({ files }: Opening): boolean => files.some((f) => "url" in f);
+
+/** Whether values of a tensor are read without being asked for. */
+export const isCheap = ({ bytes }: TensorDetail, opening: Opening): boolean => bytes <= (isRemote(opening) ? MOST_REMOTE : MOST_AHEAD);
+
 
 export const sizeOf = (opening: Opening | undefined): number => opening?.files.reduce((sum, f) => sum + f.size, 0) ?? 0;

@@ -336,6 +336,8 @@ export interface Opened {
 
 /** The map that is applied to A; no members: none. Numbers and names of entries are then those that the map makes. */
 interface OfA { readonly map: MapOptions }
+/** Without a slice, all of the tensor. */
+export interface SliceOf { readonly fqn: string; readonly slice: string | undefined }
 /** |A − B| may be `atol` + `rtol` × |B|. Both 0: values are compared bit by bit. */
 export interface Tolerance { readonly atol: number; readonly rtol: number }
 export interface DiffOptions extends OfA, Tolerance { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
@@ -368,13 +370,13 @@ export interface Requests {
   find: { takes: { text: string; count: number }; gives: readonly string[] };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: OfA & { entry: number }; gives: Detail };
-  slice: { takes: OfA & { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
+  slice: { takes: OfA & SliceOf & { entry: number }; gives: Elements };
   /** The entry of B with this name. */
   entryOfB: { takes: { fqn: string }; gives: Detail | null };
   measure: { takes: OfA & { pairs: readonly PairOfNames[] }; gives: readonly Measured[] };
   statistics: { takes: Record<string, never>; gives: Statistics };
-  /** The same slice of an entry of A and of one of B. */
-  slices: { takes: OfA & { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
+  /** Slices of an entry of A and of one of B. */
+  slices: { takes: OfA & { a: SliceOf | undefined; b: SliceOf | undefined }; gives: { a: Elements | undefined; b: Elements | undefined } };
   /** In steps; `progress` has the tally so far. */
   tally: { takes: OfA & { entry: number }; gives: Tally };
   /** `found` are the results of workers for the parts of the values. */

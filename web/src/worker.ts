@@ -13,7 +13,7 @@ import { fileTerm } from "./filter";
 import { withMap } from "./mapped";
 import { measured } from "./measured";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
-import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type Tally, type Tolerance, type ToWorker, type Trouble, type Twins } from "./protocol";
+import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type SliceOf, type Tally, type Tolerance, type ToWorker, type Trouble, type Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
 import { scanned, statisticsOf } from "./scan";
 import { chosenOf, isRemote, sourceFile, withoutRequests } from "./sources";
@@ -321,13 +321,13 @@ const handlers: Handlers = {
     requireAllBytes(opened("a"));
     return statisticsOf(opened("a").checkpoint, entriesOf("a"));
   },
-  async slices({ fqn, other, slice, map }) {
-    const read = (side: Side, checkpoint: MappedCheckpoint, name: string) => {
-      const entry = checkpoint.find(name);
+  async slices({ a, b, map }) {
+    const read = (side: Side, checkpoint: MappedCheckpoint, { fqn, slice }: SliceOf) => {
+      const entry = checkpoint.find(fqn);
       if (entry !== undefined) requireBytes(opened(side), checkpoint, entry);
-      return elementsOf(checkpoint, name, slice);
+      return elementsOf(checkpoint, fqn, slice);
     };
-    return { a: read("a", await ofA({ map }), fqn), b: read("b", opened("b").checkpoint, other) };
+    return { a: a && read("a", await ofA({ map }), a), b: b && read("b", opened("b").checkpoint, b) };
   },
   async tally({ entry, map }, id) {
     const a = await ofA({ map });

@@ -59,16 +59,20 @@ function indicesOf(elements: Elements, along: readonly Along[] | undefined): { r
   return { row, column: (c) => String(c + (starts[outer.length] ?? 0)) };
 }
 
-function Grid({ elements, along }: { elements: Elements; along: readonly Along[] | undefined }): JSX.Element | null {
-  const texts = textsOf(elements), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements, along), isScalar = elements.shape.length === 0, hasRows = elements.shape.length > 1;
+interface GridOf { readonly elements: Elements; readonly along: readonly Along[] | undefined; readonly label?: string; readonly most?: readonly [number, number]; readonly against?: Elements | undefined }
+
+/** The values as a table. With `against`, what differs from that is marked. */
+export function Grid({ elements, along, label = "Table of values", most: [mostRows, mostColumns] = [MOST_ROWS, MOST_COLUMNS], against }: GridOf): JSX.Element | null {
+  const texts = textsOf(elements), others = against && textsOf(against), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements, along), isScalar = elements.shape.length === 0, hasRows = elements.shape.length > 1;
   if (!texts) return <p class="quiet">Elements of {elements.dtype} cannot be shown one by one.</p>;
   if (texts.length === 0) return <p>The slice has no elements.</p>;
-  const rows = Array.from({ length: Math.min(MOST_ROWS, Math.ceil(texts.length / columns)) }, (_, r) => texts.slice(r * columns, r * columns + Math.min(columns, MOST_COLUMNS)));
+  const rows = Array.from({ length: Math.min(mostRows, Math.ceil(texts.length / columns)) }, (_, r) => texts.slice(r * columns, r * columns + Math.min(columns, mostColumns)));
+  const classOf = (text: string, at: number) => [/nan|inf/.test(text) && "bad", others && others[at] !== text && "differs"].filter(Boolean).join(" ");
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Table of values">
+    <div class="scroll" tabIndex={0} role="region" aria-label={label}>
       <table class="values">
         {!isScalar && <thead><tr>{hasRows && <td />}{rows[0]?.map((_, c) => <th key={c} scope="col">{column(c)}</th>)}</tr></thead>}
-        <tbody>{rows.map((r, i) => <tr key={i}>{hasRows && <th scope="row">{row(i)}</th>}{r.map((v, j) => <td key={j} class={/nan|inf/.test(v) ? "bad" : ""} title={v}>{shortText(v)}</td>)}</tr>)}</tbody>
+        <tbody>{rows.map((r, i) => <tr key={i}>{hasRows && <th scope="row">{row(i)}</th>}{r.map((v, j) => <td key={j} class={classOf(v, i * columns + j)} title={v}>{shortText(v)}</td>)}</tr>)}</tbody>
       </table>
       {texts.length > rows.length * (rows[0]?.length ?? 0) && <p class="quiet">The first {rows.length} × {rows[0]?.length ?? 0} of {shapeText(elements.shape)}: {plural(texts.length, "value")}.</p>}
     </div>
@@ -76,7 +80,7 @@ function Grid({ elements, along }: { elements: Elements; along: readonly Along[]
 }
 
 /** Statistics of the values that were read. */
-function StatisticsLine({ elements, isWhole }: { elements: Elements; isWhole: boolean }): JSX.Element | null {
+export function StatisticsLine({ elements, isWhole }: { elements: Elements; isWhole: boolean }): JSX.Element | null {
   const numbers = elements.dtype === "bool" ? undefined : numbersOf(elements), s = numbers && numbers.length > 1 ? statisticsOf(numbers) : undefined;
   if (!s) return null;
   const isFinite = Number.isFinite(s.mean), short = (n: number) => shortText(String(n));

@@ -3,18 +3,20 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { differencesOf, type Differences } from "../differences";
-import { shortText, textsOf, type Elements } from "../elements";
-import { isDense, type Compared, type Detail, type DiffOptions, type Trouble } from "../protocol";
-import { elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
+import type { Elements } from "../elements";
+import { isCheap } from "../model";
+import { isDense, type Compared, type Detail, type DiffOptions, type TensorDetail, type Trouble } from "../protocol";
+import { alongOf, elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
 import { exactText, realText, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
 import { ShardMapView } from "./shard_map";
-import { HeatMap } from "./slice";
+import { Grid, HeatMap, StatisticsLine } from "./slice";
 
 interface DiffOf { readonly fqn: string; readonly detail: Detail | undefined; readonly compared: Compared; readonly map: DiffOptions["map"] }
-interface Found extends Differences { readonly a: Elements; readonly b: Elements }
+/** What was read, and the slice that it is. */
+interface Found { readonly a: Elements | undefined; readonly b: Elements | undefined; readonly slice: string; readonly differences: Differences | undefined }
 
 const factsOf = (detail: Detail): [string, string][] => isDense(detail)
   ? [["dtype", detail.dtype], ["shape", shapeText(detail.shape)], ["chunks", exactText(detail.chunks.length)], ...(detail.placements ? [["placements", detail.placements] as [string, string]] : []), ...(detail.mesh ? [["mesh", detail.mesh] as [string, string]] : [])]
@@ -24,66 +26,70 @@ function Side({ name, title, detail }: { name: string; title: string; detail: De
   return <section aria-label={`${name} of the comparison`}><h4><strong>{name}</strong> {visible(title)}</h4>{!detail ? <p class="quiet">It is not in {name}.</p> : <><Facts facts={factsOf(detail)} />{isDense(detail) && <ShardMapView detail={detail} of={name} />}</>}</section>;
 }
 
-const MOST_ROWS = 8, MOST_COLUMNS = 6;
-/** The corner of A and of B: rows of A above those of B, and what differs is marked. */
-function Corner({ a, b }: { a: Elements; b: Elements }): JSX.Element | null {
-  const [x, y] = [textsOf(a), textsOf(b)], columns = Math.max(1, a.shape.at(-1) ?? 1), shown = Math.min(MOST_COLUMNS, columns);
-  if (!x || !y || x.length === 0) return null;
-  const rows = Math.min(MOST_ROWS, Math.ceil(x.length / columns)), table = (own: string[], other: string[], name: string) => (
-    <section aria-label={`Values of ${name}`} class="scroll" tabIndex={0}>
-      <h4>{name}</h4>
-      <table class="corner"><tbody>{Array.from({ length: rows }, (_, r) => <tr key={r}>{Array.from({ length: shown }, (__, c) => { const at = r * columns + c, text = own[at] ?? ""; return <td key={c} title={text} class={text === "nan" ? "nan" : text !== other[at] ? "differs" : ""}>{shortText(text)}</td>; })}</tr>)}</tbody></table>
-    </section>
-  );
-  return <><div class="sides">{table(x, y, "A")}{table(y, x, "B")}</div>{x.length > rows * shown && <p class="quiet">The first {rows} × {shown} values of the slice. What differs is marked.</p>}</>;
-}
-
-/** Whether both sides are tensors of one shape. */
-const isComparable = ({ a, b }: Compared): boolean => a?.kind === "tensor" && b?.kind === "tensor" && a.shape?.join() === b.shape?.join();
-
 export function TensorDiff({ fqn, detail, compared, map }: DiffOf): JSX.Element {
-  const model = useModel(), [other, setOther] = useState<Detail>();
+  const model = useModel(), [other, setOther] = useState<Detail>(), fqnOfB = compared.other ?? fqn, a = compared.a && detail, areHere = (!compared.a || a) && (!compared.b || other);
   useEffect(() => {
     let isGone = false;
-    if (compared.b) void model.client.call("entryOfB", { fqn: compared.other ?? fqn }).then((found) => { if (!isGone && found) setOther(found); }, () => undefined);
+    if (compared.b) void model.client.call("entryOfB", { fqn: fqnOfB }).then((found) => { if (!isGone && found) setOther(found); }, () => undefined);
     return () => { isGone = true; };
   }, [fqn]);
-  const lack = isDense(detail) && model.lackOf(detail) || isDense(other) && model.lackOf(other, model.comparing.comparison?.absent);
   return (
     <>
-      <div class="sides"><Side name="A" title={model.opening?.title ?? ""} detail={compared.a ? detail : undefined} /><Side name="B" title={model.comparing.comparison?.title ?? ""} detail={other} /></div>
-      {isDense(detail) && isComparable(compared) && (lack ? <p class="quiet">Their values cannot be compared, because {lack}.</p> : <Values fqn={fqn} shape={detail.shape} compared={compared} map={map} />)}
+      <div class="sides"><Side name="A" title={model.opening?.title ?? ""} detail={a} /><Side name="B" title={model.comparing.comparison?.title ?? ""} detail={other} /></div>
+      {areHere && isDense(other) && <Values a={isDense(a) ? { ...a, fqn } : undefined} b={{ ...other, fqn: fqnOfB }} map={map} />}
     </>
   );
 }
 
-function Values({ fqn, shape, compared, map }: { fqn: string; shape: readonly number[]; compared: Compared; map: DiffOptions["map"] }): JSX.Element {
-  const model = useModel(), [slice, setSlice] = useState(firstSlice(shape)), [found, setFound] = useState<Found>(), [shown, setShown] = useState<string>(), [trouble, setTrouble] = useState<Trouble>();
-  const show = async () => {
+const MOST_CELLS = [8, 6] as const;
+
+/** The values of both sides. Where the shapes are equal it is one slice of both, with its differences. They are read without being asked for where
+ *  that is little. */
+function Values({ a, b, map }: { a: TensorDetail | undefined; b: TensorDetail; map: DiffOptions["map"] }): JSX.Element | null {
+  const model = useModel(), { comparison } = model.comparing, isOne = a?.shape.join() === b.shape.join();
+  const [slice, setSlice] = useState(firstSlice(b.shape)), [found, setFound] = useState<Found>(), [trouble, setTrouble] = useState<Trouble>();
+  const lack = a && model.lackOf(a) || model.lackOf(b, comparison?.absent);
+  const show = async (isAsked: boolean) => {
     setTrouble(undefined);
-    const count = elementsOfSlice(slice, shape);
+    const count = isOne ? elementsOfSlice(slice, b.shape) : 0;
     if (count !== undefined && count > MOST_SLICE) return setTrouble({ message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" });
+    const wanted = ({ fqn, shape }: TensorDetail) => ({ fqn, slice: (isOne ? slice : firstSlice(shape)).trim() || undefined });
     try {
-      const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: slice.trim() || undefined, map });
-      setFound({ ...differencesOf(a, b), a, b });
-      setShown(slice);
+      const read = await model.client.call("slices", { a: a && wanted(a), b: wanted(b), map });
+      setFound({ ...read, slice, differences: isOne && read.a && read.b ? differencesOf(read.a, read.b) : undefined });
     } catch (e) {
       setFound(undefined);
-      setTrouble(troubleOf(e));
+      if (isAsked) setTrouble(troubleOf(e));
     }
   };
+  useEffect(() => { if (!lack && map.map === undefined && model.opening && comparison && (!a || isCheap(a, model.opening)) && isCheap(b, comparison.opening)) void show(false); }, []);
+  if (lack) return <p class="quiet">{isOne ? "Their values cannot be compared" : "The values cannot be read"}, because {lack}.</p>;
   return (
     <>
-      <form class="slice" onSubmit={(e) => { e.preventDefault(); void show(); }}>
-        {shape.length > 0 && <label>Slice <input type="text" aria-label="Slice to compare" value={slice} spellcheck={false} onInput={(e) => setSlice(e.currentTarget.value)} /></label>}
-        {!(found && shown === slice) && <button type="submit">Show differences</button>}
+      <form class="slice" onSubmit={(e) => { e.preventDefault(); void show(true); }}>
+        {isOne && b.shape.length > 0 && <label>Slice <input type="text" aria-label="Slice to compare" value={slice} spellcheck={false} onInput={(e) => setSlice(e.currentTarget.value)} /></label>}
+        {found?.slice !== slice && <button type="submit">{isOne ? "Show differences" : a ? "Show values of both" : "Show values of B"}</button>}
       </form>
       {trouble && <TroubleBox trouble={trouble} />}
-      {found && <>
-        <Facts facts={[...(shown && shape.length ? [["slice", shown] as const] : []), ["differing", `${exactText(found.differing)} of ${exactText(found.count)}`], ...(found.differing > found.apart ? [["largest finite |A − B|", realText(found.largest)] as const] : []), ...(found.apart ? [["differ as NaN, as infinity or in the sign of zero (yellow)", exactText(found.apart)] as const] : []), ...(found.differing && Number.isFinite(found.relative) ? [["relative error ‖A − B‖ / ‖B‖", realText(found.relative)] as const] : []), ...(found.differing && Number.isFinite(found.cosine) ? [["cosine of A and B", realText(found.cosine)] as const] : [])]} />
-        <Corner a={found.a} b={found.b} />
-        <HeatMap elements={found.elements} what="differences A − B" />
-      </>}
+      {found?.differences && <Facts facts={factsOfDifferences(found.differences, found.slice === slice ? "" : found.slice)} />}
+      {found && <div class="sides"><Corner name="A" detail={a} found={found} isOne={isOne} /><Corner name="B" detail={b} found={found} isOne={isOne} /></div>}
+      {found?.differences && <HeatMap elements={found.differences.elements} what="differences A − B" />}
     </>
   );
+}
+
+/** `slice` is what the differences are of, where the field names another one. */
+function factsOfDifferences({ differing, count, apart, largest, relative, cosine }: Differences, slice: string): readonly (readonly [string, string])[] {
+  return [
+    ...(slice ? [["slice", slice] as const] : []), ["differing", `${exactText(differing)} of ${exactText(count)}`],
+    ...(differing > apart ? [["largest finite |A − B|", realText(largest)] as const] : []), ...(apart ? [["differ as NaN, as infinity or in the sign of zero (yellow)", exactText(apart)] as const] : []),
+    ...(differing && Number.isFinite(relative) ? [["relative error ‖A − B‖ / ‖B‖", realText(relative)] as const] : []), ...(differing && Number.isFinite(cosine) ? [["cosine of A and B", realText(cosine)] as const] : []),
+  ];
+}
+
+/** The first values of one side. */
+function Corner({ name, detail, found, isOne }: { name: "A" | "B"; detail: TensorDetail | undefined; found: Found; isOne: boolean }): JSX.Element {
+  const [own, other] = name === "A" ? [found.a, found.b] : [found.b, found.a];
+  if (!own || !detail) return <div />;
+  return <div><StatisticsLine elements={own} isWhole={own.shape.reduce((x, y) => x * y, 1) === detail.shape.reduce((x, y) => x * y, 1)} /><Grid elements={own} along={alongOf(isOne ? found.slice : firstSlice(detail.shape), detail.shape)} label={`Slice of ${name}`} most={MOST_CELLS} against={isOne ? other : undefined} /></div>;
 }

@@ -33,10 +33,11 @@ function TallyView({ tally }: { tally: Tally }): JSX.Element {
 
 export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
   const model = useModel(), selected = model.selected, tally = selected?.tally, isWhole = tally !== undefined && tally.byte_done >= tally.byte_total, lack = model.lackOf(detail);
-  if (lack) return <section aria-label="Values"><h3>Values</h3><p class="quiet">They cannot be read, because {lack}.</p></section>;
+  const title = selected?.compared ? "Values of A" : "Values"; // those of both sides are in the comparison
+  if (lack) return <section aria-label={title}><h3>{title}</h3><p class="quiet">They cannot be read, because {lack}.</p></section>;
   return (
-    <section aria-label="Values">
-      <h3>Values</h3>
+    <section aria-label={title}>
+      <h3>{title}</h3>
       {!isWhole && detail.shape.some((size) => size !== 1) && <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>}
       {selected?.tallyTrouble && <TroubleBox trouble={selected.tallyTrouble} />}
       {tally && <TallyView tally={tally} />}
