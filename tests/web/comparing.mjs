@@ -258,6 +258,23 @@ async function testSeries(page, at, steps) {
     }
     check(await page.locator("table.series td.nan").count() === 2, "two cells have NaN");
   });
+  await test("a checkpoint whose files are absent is said to have no numbers, and none are offered of it", async () => {
+    const names = path.join(at, "names");
+    fs.mkdirSync(names);
+    fs.copyFileSync(path.join(samples, "dcp_fsdp2/.metadata"), path.join(names, ".metadata"));
+    await compare(page, names, path.join(at, "step-1.safetensors"));
+    await button(page, "Layer by layer").click();
+    const column = (title) => page.locator(".columns li", { hasText: title }).textContent();
+    check(await column("names") === "names – 4 data files are absent" && await column("step-1") === "step-1.safetensors", await page.locator(".columns").textContent());
+    check((await button(page, /^Read norms/).textContent()).includes(`reads ${(fs.statSync(path.join(at, "step-1.safetensors")).size / 1024).toFixed(1)} KiB`), await button(page, /^Read norms/).textContent());
+    await button(page, /^Read norms/).click();
+    await page.locator("table.series td").first().waitFor();
+    check((await page.locator("table.series thead th").allTextContents()).join() === "Layer,step-1.safetensors" && await page.locator(".series-view .trouble").count() === 0, await page.locator(".series-view").textContent());
+    await button(page, "Add a checkpoint").click();
+    await pick(page, names);
+    await page.locator(".columns li").nth(2).waitFor();
+    check(await button(page, /^Read norms/).count() === 0, "what cannot be read is offered");
+  });
 }
 
 export async function testComparing({ page, url, context, broken }) {
@@ -272,6 +289,7 @@ export async function testComparing({ page, url, context, broken }) {
     await testFits(page, at);
     await testMeasures(page, at, said);
     await testTolerance(page, at, said);
+    await testShapes(page, at);
     await testSides(page);
     await testSeries(page, at, said.steps);
     await testTogether(page, context, url, at);
@@ -281,4 +299,3 @@ export async function testComparing({ page, url, context, broken }) {
   }
   return undefined;
 }
-    await testShapes(page, at);

@@ -279,12 +279,11 @@ export class Model {
     return [whole, await client.call("describe", {})];
   }
 
-  /** Returns what is opened for a checkpoint, with the data files of a remote DCP. */
-  async whole(opening: Opening, signal: AbortSignal): Promise<Opening> {
-    if (opening.url === undefined) return opening;
+  /** Returns what is opened for a checkpoint, with the data files of a remote DCP, and which of them are absent. */
+  async whole(opening: Opening, signal: AbortSignal): Promise<{ opening: Opening; absent: readonly string[] }> {
     const client = this.#newClient(() => undefined, true, signal);
     try {
-      return (await openWhole(client, "a", opening, signal)).opening;
+      return await openWhole(client, "a", opening, signal);
     } finally {
       client.end();
     }
@@ -521,10 +520,10 @@ async function remember(title: string, handles: Promise<readonly FileSystemHandl
 
 const unread = (entry: number, fqn: string, compared: Compared | undefined, map: DiffOptions["map"] = {}): Selected =>
   ({ entry, fqn, compared, map, detail: undefined, elements: undefined, slice: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
+
 const isRemote = ({ files }: Opening): boolean => files.some((f) => "url" in f);
 
 /** Whether values of a tensor are read without being asked for. */
 export const isCheap = ({ bytes }: TensorDetail, opening: Opening): boolean => bytes <= (isRemote(opening) ? MOST_REMOTE : MOST_AHEAD);
-
 
 export const sizeOf = (opening: Opening | undefined): number => opening?.files.reduce((sum, f) => sum + f.size, 0) ?? 0;

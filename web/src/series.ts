@@ -4,7 +4,8 @@ import { onlyOne, type Prepare } from "./collect";
 import { sizeOf, type Model } from "./model";
 import type { Opening, Statistics, Trouble } from "./protocol";
 
-export interface Column { readonly opening: Opening; statistics?: Statistics | undefined; trouble?: Trouble | undefined }
+/** Without all of its data files a checkpoint has no numbers. */
+export interface Column { readonly opening: Opening; readonly absent: readonly string[]; statistics?: Statistics | undefined; trouble?: Trouble | undefined }
 const READING = "Reading a series";
 
 export class Series {
@@ -17,19 +18,18 @@ export class Series {
   constructor(private readonly model: Model) {}
 
   get columns(): readonly Column[] {
-    const { opening, comparing: { comparison } } = this.model, pair = [opening, comparison?.opening].filter((o) => o !== undefined);
-    if (pair.some((o, i) => this.#pair[i]?.opening !== o)) this.#pair = pair.map((o) => ({ opening: o }));
+    const { opening, opened, comparing: { comparison } } = this.model;
+    if (opening && opened && comparison && (this.#pair[0]?.opening !== opening || this.#pair[1]?.opening !== comparison.opening)) this.#pair = [{ opening, absent: opened.overview.absent }, { opening: comparison.opening, absent: comparison.absent }];
     return [...this.#pair, ...this.more];
   }
-  get isRead(): boolean { return this.columns.every((c) => c.statistics); }
   /** What is still to be read. */
-  get bytes(): number { return this.columns.reduce((n, c) => n + (c.statistics ? 0 : sizeOf(c.opening)), 0); }
+  get unread(): readonly Column[] { return this.columns.filter((c) => !c.statistics && c.absent.length === 0); }
 
   async add(prepare: Prepare): Promise<void> {
     const { model } = this, ending = new AbortController();
     this.trouble = undefined;
-    const opening = await model.run("Opening another", () => ending.abort(), async (tell) => model.whole(onlyOne(await prepare(ending.signal, tell)), ending.signal), (t) => { this.trouble = t; });
-    if (opening && !ending.signal.aborted) this.more = [...this.more, { opening }];
+    const found = await model.run("Opening another", () => ending.abort(), async (tell) => model.whole(onlyOne(await prepare(ending.signal, tell)), ending.signal), (t) => { this.trouble = t; });
+    if (found && !ending.signal.aborted) this.more = [...this.more, found];
     model.changed();
   }
 
@@ -50,8 +50,7 @@ export class Series {
 
   async #read(): Promise<void> {
     const { model } = this;
-    for (const column of this.columns) {
-      if (column.statistics) continue;
+    for (const column of this.unread) {
       column.trouble = undefined;
       const statistics = await model.runAside(READING, { a: column.opening }, sizeOf(column.opening), (client) => client.call("statistics", {}), (t) => { column.trouble = t; });
       if (!statistics && !column.trouble) return; // it was cancelled

@@ -2,8 +2,9 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { layersOf, type LayerRow, type Metric } from "../layers";
+import { sizeOf } from "../model";
 import type { Column } from "../series";
-import { bytesText, exactText, realText, visible } from "../text";
+import { absentText, bytesText, exactText, realText, visible } from "../text";
 import { useModel } from "./hooks";
 import { Opener } from "./opener";
 import { TroubleBox } from "./parts";
@@ -38,21 +39,21 @@ function Strip({ columns }: { columns: readonly Column[] }): JSX.Element {
 }
 
 export function SeriesView(): JSX.Element {
-  const model = useModel(), { series } = model.comparing, { columns } = series, [isAdding, setAdding] = useState(false);
+  const model = useModel(), { series } = model.comparing, { columns, unread } = series, [isAdding, setAdding] = useState(false);
   return (
     <section aria-label="Series">
       <h2>Layer by layer</h2>
       <ul class="columns" aria-label="Columns">
-        {columns.map((c, i) => <li key={i}>{visible(c.opening.title)}{i > 1 && <> <button type="button" class="small" onClick={() => series.remove(c)} aria-label={`Remove ${visible(c.opening.title)}`}>✕</button></>}</li>)}
+        {columns.map((c, i) => <li key={i}>{visible(c.opening.title)}{c.absent.length > 0 && <span class="quiet"> – {absentText(c.absent.length)}</span>}{i > 1 && <> <button type="button" class="small" onClick={() => series.remove(c)} aria-label={`Remove ${visible(c.opening.title)}`}>✕</button></>}</li>)}
       </ul>
       <p class="buttons">
-        {!series.isRead && <button type="button" disabled={series.isReading} onClick={() => void series.read()}>Read norms, deviations and NaN ({series.isReading ? "reading …" : `reads ${bytesText(series.bytes)}`})</button>}
+        {unread.length > 0 && <button type="button" disabled={series.isReading} onClick={() => void series.read()}>Read norms, deviations and NaN ({series.isReading ? "reading …" : `reads ${bytesText(unread.reduce((sum, c) => sum + sizeOf(c.opening), 0))}`})</button>}
         <button type="button" aria-expanded={isAdding} onClick={() => setAdding(!isAdding)}>Add a checkpoint</button>
       </p>
       {series.trouble && <TroubleBox trouble={series.trouble} />}
       {columns.map((c, i) => c.trouble && <TroubleBox key={i} trouble={c.trouble} />)}
       {isAdding && <Opener about="another checkpoint" open={(prepare) => { setAdding(false); void series.add(prepare); }} />}
-      {columns.some((c) => c.statistics) && <Strip columns={columns} />}
+      {columns.some((c) => c.statistics) && <Strip columns={columns.filter((c) => c.absent.length === 0)} />}
     </section>
   );
 }
