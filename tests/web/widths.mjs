@@ -30,6 +30,21 @@ async function testPhone(page) {
     check(await beyond(region) <= 0, `${await beyond(region)} px are beyond the edge`);
     check((await region.locator("td code").evaluateAll((all) => all.map((e) => e.getClientRects().length))).every((n) => n === 1), "a name is cut in two");
   });
+  await test("on a phone, what is known of the checkpoint is above the list, with the overview folded in it", async () => {
+    await openSample(page, "dcp_tp_fsdp2");
+    const known = page.locator("summary", { hasText: "DCP · 4 ranks · 248 parameters · 2.9 KiB · float32, int64" }), fact = page.locator(".facts dd", { hasText: "248 · 992 B" });
+    check(await known.isVisible() && !await fact.isVisible(), "it is not there, or unfolded");
+    await page.locator("#tab-contents").focus();
+    await page.keyboard.press("Tab");
+    check(await known.evaluate((e) => e === document.activeElement), "the keyboard reaches it after the list");
+    await page.keyboard.press("Enter");
+    await fact.waitFor();
+    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator("aside h2").waitFor();
+    check(!await known.isVisible(), "it is above the entry, too");
+    await page.getByRole("button", { name: "Close entry" }).click();
+    await known.waitFor();
+  });
   await test("the tabs show at an edge that there are more", async () => {
     await goTo(page, "Contents");
     const tabs = page.getByRole("tablist");

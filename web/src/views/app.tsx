@@ -6,10 +6,10 @@ import { isDamaged } from "../lost";
 import type { Job, Model } from "../model";
 import { TABS, viewOf, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
-import { closeEntry, SidePane } from "./detail";
+import { closeEntry, FoldedOverview, SidePane } from "./detail";
 import { useKeptFocus } from "./focus";
 import { Header } from "./header";
-import { isMac, useModel, useView } from "./hooks";
+import { isMac, useModel, useNarrow, useView } from "./hooks";
 import { Listing } from "./listing";
 import { Later } from "./later";
 import { Bar, TroubleBox } from "./parts";
@@ -73,12 +73,13 @@ function Divider(): JSX.Element {
 }
 
 function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Element {
-  const model = useModel();
+  const model = useModel(), isNarrow = useNarrow();
   const show = (fqn: string) => { void model.reveal(fqn); };
   const showFile = (term: string) => { go("contents"); void model.lists.filter("all", term); };
   const isTab = (TABS as readonly string[]).includes(view), hasSide = view === "contents" || (model.selected !== undefined && !WIDE.includes(view));
   return (
     <div id="panel" {...(isTab ? { role: "tabpanel", "aria-labelledby": `tab-${view}` } : {})} class={model.selected && hasSide ? "panel chosen" : "panel"}>
+      {view === "contents" && isNarrow && !model.selected && <FoldedOverview go={go} />}
       {view === "contents" && <Listing />}
       {view === "files" && <Later load={loadFiles} showFile={showFile} show={show} />}
       {view === "problems" && <Problems show={show} go={go} />}

@@ -3,6 +3,7 @@ import type { JSX, RefObject } from "preact";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { Model } from "../model";
 import type { View } from "../route";
+import { aboutText } from "./header";
 import { useModel, useNarrow } from "./hooks";
 import { Later } from "./later";
 import { OverviewPane } from "./overview";
@@ -56,10 +57,16 @@ function useReturn(model: Model): RefObject<HTMLElement> {
 
 const loadEntry = async () => (await import("./entry")).EntryPane;
 
+/** The overview on a phone, which has no room for a right side: one line above the list, which unfolds. */
+export function FoldedOverview({ go }: { go: (view: View) => void }): JSX.Element {
+  return <details class="folded"><summary>{aboutText(useModel())}</summary><OverviewPane go={go} /></details>;
+}
+
 /** The right side of the page: an overview until an entry is chosen, then that entry. */
-export function SidePane({ go }: { go: (view: View) => void }): JSX.Element {
-  const model = useModel(), { selected } = model;
+export function SidePane({ go }: { go: (view: View) => void }): JSX.Element | null {
+  const model = useModel(), { selected } = model, isNarrow = useNarrow();
   useHistoryStep(model);
   const box = useReturn(model);
+  if (isNarrow && !selected) return null;
   return <aside ref={box} class="detail" aria-label={selected ? "Entry" : "Overview"} tabIndex={0}>{selected ? <Later load={loadEntry} selected={selected} /> : <OverviewPane go={go} />}</aside>;
 }

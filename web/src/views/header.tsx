@@ -24,7 +24,7 @@ function Verdict({ go }: { go: (view: View) => void }): JSX.Element | null {
 }
 
 /** "DCP · 4 ranks · 105 million parameters · 419.4 MiB · float32" */
-function aboutText(model: ReturnType<typeof useModel>): string {
+export function aboutText(model: ReturnType<typeof useModel>): string {
   const { opened } = model;
   if (!opened) return "";
   const { overview, amounts: { parameters } } = opened, ranks = new Set(overview.files.filter((f) => f.chunks > 0).map((f) => rankOf(f.name)).filter((r) => r !== undefined)).size;
