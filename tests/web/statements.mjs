@@ -338,6 +338,19 @@ async function testFiles(page, made, scratch) {
       await page.locator(".top-problems", { hasText: problems[0].message }).waitFor();
     }
   });
+  await test("the overview counts the findings that it does not list, and calls a checkpoint without data files that", async () => {
+    const some = path.join(made, "some"), none = path.join(made, "none");
+    fs.cpSync(path.join(samples, "dcp_tp_fsdp2"), some, { recursive: true });
+    for (const name of ["__1_0.distcp", "__2_0.distcp", "__3_0.distcp"]) fs.rmSync(path.join(some, name));
+    const { findings } = document("validate", some, "--format", "json");
+    check(findings.length === 3 && new Set(findings.map((f) => f.rule)).size === 1, JSON.stringify(findings));
+    await open(page, some);
+    check((await page.locator(".top-problems").innerText()).endsWith(` ${findings[0].message} and 2 more like it`), await page.locator(".top-problems").innerText());
+    fs.mkdirSync(none);
+    fs.copyFileSync(path.join(some, ".metadata"), path.join(none, ".metadata"));
+    await open(page, none);
+    check((await page.locator(".top-problems").innerText()).endsWith(" Only the metadata is here: 4 of 4 data files are absent."), await page.locator(".top-problems").innerText());
+  });
 }
 
 async function testConversions(page, made, scratch) {

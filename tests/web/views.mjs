@@ -88,7 +88,7 @@ export async function testViews({ page, url, broken }) {
     await page.getByRole("radio", { name: "A device mesh" }).check();
     await page.getByLabel("Size of mesh dim 1").fill("3");
     await page.getByRole("button", { name: "Add a mesh dim" }).click();
-    await page.locator(".view .facts", { hasText: "6" }).first().waitFor();
+    await page.locator(".plan-figure figcaption", { hasText: "6 ranks" }).waitFor();
     check(/--mesh dp=3,dim1=2 --placements 'shard\(0\),replicate'$/.test(await page.locator(".command code").textContent()), "the command is another");
     await page.getByLabel(/^Rules/).fill("**.bias replicate,shard(1)");
     await page.locator(".trouble", { hasText: "**.bias" }).waitFor();
@@ -178,6 +178,15 @@ export async function testViews({ page, url, broken }) {
     await expectStructure(page, "compared");
     await showExports(page);
     check((await downloaded(page, "Export JSON")).schema === "tessera.diff/1", "the export is not a diff");
+  });
+  await test("what is assumed of many names is said once", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "dcp_ddp"));
+    await goTo(page, "Names");
+    await page.locator("[aria-label='Names and canonical names'] td").first().waitFor();
+    const text = await page.locator("section[aria-label=Names]").innerText();
+    check(text.split("was assumed to be DistributedDataParallel's").length === 2 && text.includes("would look the same (7 names)"), text);
+    check((await page.locator("[aria-label='Names and canonical names'] td:last-child").allTextContents()).join() === Array(7).fill("module").join(), text);
   });
   await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }

@@ -14,14 +14,17 @@ import { TroubleBox } from "./parts";
 
 const MOST = 500;
 
+/** Which components are removed and why, and what was assumed: once each, with the number of names. */
 function Removed({ names }: { names: FqnDocument["names"] }): JSX.Element | null {
-  const reasons = new Map<string, { why: string; count: number }>();
+  const reasons = new Map<string, { why: string; count: number }>(), assumed = new Map<string, number>();
   for (const { component, why } of names.flatMap((n) => n.removed)) reasons.set(component, { why, count: (reasons.get(component)?.count ?? 0) + 1 });
-  if (reasons.size === 0) return null;
+  for (const { ambiguity, removed } of names) if (ambiguity && removed.length) assumed.set(ambiguity, (assumed.get(ambiguity) ?? 0) + 1);
+  if (reasons.size + assumed.size === 0) return null;
   return (
     <>
       <h3>Removed components</h3>
       <ul class="names">{[...reasons].map(([component, { why, count }]) => <li key={component}><code>{visible(component)}</code>: {visible(why)} <span class="quiet">({plural(count, "name")})</span></li>)}</ul>
+      {[...assumed].map(([text, count]) => <p key={text}>{text[0]?.toUpperCase()}{visible(text.slice(1))} <span class="quiet">({plural(count, "name")})</span></p>)}
     </>
   );
 }
@@ -69,7 +72,7 @@ export function NamesView(): JSX.Element {
         {list.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Names and canonical names">
           <table class="wide">
             <thead><tr><th>Name</th><th>Canonical name</th><th>Note</th></tr></thead>
-            <tbody>{list.slice(0, MOST).map((n) => <tr key={n.raw}><td><code>{visible(n.raw)}</code></td><td><code>{n.fqns.map(visible).join(" ")}</code></td><td>{n.ambiguity ? visible(n.ambiguity) : n.removed.map((r) => visible(r.component)).join(", ")}</td></tr>)}</tbody>
+            <tbody>{list.slice(0, MOST).map((n) => <tr key={n.raw}><td><code>{visible(n.raw)}</code></td><td><code>{n.fqns.map(visible).join(" ")}</code></td><td>{n.removed.length ? n.removed.map((r) => visible(r.component)).join(", ") : visible(n.ambiguity ?? "")}</td></tr>)}</tbody>
           </table>
         </div>}
         {list.length > MOST && <p class="quiet">… and {exactText(list.length - MOST)} more; the export has them all.</p>}

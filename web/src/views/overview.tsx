@@ -6,8 +6,9 @@ import type { View } from "../route";
 import { bytesText, countText, exactText, plural, shortName, visible } from "../text";
 import { useModel } from "./hooks";
 import { Facts, LevelMark } from "./parts";
+import { groupsOf, loneText } from "./problems";
 
-const MOST_BARS = 8, MOST_RATES = 4;
+const MOST_BARS = 8, MOST_RATES = 4, MOST_PROBLEMS = 3;
 /** `bytes` may be another amount, if `text` writes it. */
 interface Amount { readonly name: string; readonly bytes: number; readonly show?: (() => void) | undefined }
 
@@ -40,13 +41,12 @@ function byRank(files: readonly { readonly name: string; readonly used: number }
 }
 
 function TopProblems({ go }: { go: (view: View) => void }): JSX.Element | null {
-  const model = useModel(), list = model.findings?.list.filter((f) => f.level !== "note") ?? [];
-  const rules = [...new Map(list.map((f) => [f.rule, f])).values()].slice(0, 3);
-  if (rules.length === 0) return null;
+  const model = useModel(), groups = groupsOf(model).filter((g) => g.level !== "note");
+  if (groups.length === 0) return null;
   return (
     <section aria-label="Top problems">
       <h3>Top problems</h3>
-      <ul class="top-problems">{rules.map((f) => <li key={f.rule}><LevelMark level={f.level} /> {visible(f.message)}</li>)}</ul>
+      <ul class="top-problems">{groups.slice(0, MOST_PROBLEMS).map((g) => <li key={g.rule}><LevelMark level={g.level} /> {loneText(model, g) ?? <>{visible(g.findings[0]?.message ?? "")}{g.count > 1 && <span class="quiet"> and {exactText(g.count - 1)} more like it</span>}</>}</li>)}</ul>
       <p><button type="button" class="small" onClick={() => go("problems")}>Show all problems</button></p>
     </section>
   );

@@ -16,7 +16,8 @@ const FIRST = 8, MOST = 2000, MISSING = "dcp/missing-file";
 
 interface Group { readonly rule: string; readonly level: Level; readonly findings: readonly Finding[]; readonly count: number }
 
-function groupsOf(model: Model): Group[] {
+/** The findings by rule, the gravest first. */
+export function groupsOf(model: Model): Group[] {
   const groups = new Map<string, Finding[]>(), { findings } = model;
   for (const f of findings?.list ?? []) groups.set(`${f.level} ${f.rule}`, [...groups.get(`${f.level} ${f.rule}`) ?? [], f]);
   const list = [...groups.values()].map((all): Group => {
@@ -26,8 +27,12 @@ function groupsOf(model: Model): Group[] {
   return list.sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level));
 }
 
+/** What is said of a checkpoint without data files, in place of a finding per file. */
+export const loneText = (model: Model, { rule, count }: Group): string | undefined =>
+  model.opened?.isMetadataOnly && rule === MISSING ? `Only the metadata is here: ${exactText(count)} of ${plural(count, "data file")} ${count === 1 ? "is" : "are"} absent.` : undefined;
+
 /** If every data file is absent, that counts as one problem, however many files there are. */
-const countOf = (group: Group, model: Model): number => model.opened?.isMetadataOnly && group.rule === MISSING ? 1 : group.count;
+const countOf = (group: Group, model: Model): number => loneText(model, group) ? 1 : group.count;
 
 export function problemCount(model: Model): { errors: number; warnings: number; notes: number } {
   const of = (level: Level) => groupsOf(model).filter((g) => g.level === level).reduce((sum, g) => sum + countOf(g, model), 0);
@@ -54,13 +59,13 @@ function Help({ text }: { text: string }): JSX.Element {
 
 function GroupView({ group, show }: { group: Group; show: (fqn: string) => void }): JSX.Element {
   const model = useModel(), [isOpen, setOpen] = useState(false), { rule, level, findings } = group;
-  const isLone = model.opened?.isMetadataOnly === true && rule === MISSING;
+  const lone = loneText(model, group);
   const list = findings.slice(0, isOpen ? MOST : FIRST);
   return (
     <li class={level}>
-      <h2><LevelMark level={level} text /> <code>{rule}</code> <span class="quiet">{!isLone && group.count > 1 && plural(group.count, "time")}</span></h2>
-      {isLone ? <><p>Only the metadata is here: {exactText(findings.length)} of {plural(findings.length, "data file")} {findings.length === 1 ? "is" : "are"} absent. Names, shapes and shards are known; values are not.</p><p class="quiet">Open the checkpoint together with the files of every rank.</p></> : <Help text={model.findings?.help[rule] ?? ""} />}
-      <ul class="places">{isLone ? list.map((f) => <li key={f.file}>{visible(f.file ?? "")}</li>) : list.map((f, i) => <Place key={i} finding={f} show={show} />)}</ul>
+      <h2><LevelMark level={level} text /> <code>{rule}</code> <span class="quiet">{!lone && group.count > 1 && plural(group.count, "time")}</span></h2>
+      {lone ? <><p>{lone} Names, shapes and shards are known; values are not.</p><p class="quiet">Open the checkpoint together with the files of every rank.</p></> : <Help text={model.findings?.help[rule] ?? ""} />}
+      <ul class="places">{lone ? list.map((f) => <li key={f.file}>{visible(f.file ?? "")}</li>) : list.map((f, i) => <Place key={i} finding={f} show={show} />)}</ul>
       {findings.length > FIRST && <button type="button" class="small" onClick={() => setOpen(!isOpen)}>{isOpen ? "Show fewer" : `Show all ${exactText(findings.length)}`}</button>}
       {group.count > findings.length && <p class="quiet">{exactText(group.count - findings.length)} more were counted and are not listed.</p>}
       {isOpen && findings.length > MOST && <p class="quiet">The first {exactText(MOST)} are shown; the export has them all.</p>}
@@ -91,7 +96,7 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
   const found = LEVELS.filter((level) => number[level] > 0);
   const state = model.scan && counts.warnings ? "Metadata, headers and sizes have no problems. Values do, as the scan below lists."
     : model.isDeep ? "Every byte was checked. No problems were found."
-    : `Metadata, headers and sizes were checked. No problems were found. ${!model.scan ? "Values have not been read." : model.scan.scanned ? `The scan of ${plural(model.scan.scanned, "tensor")} found no NaN and no infinite values.` : "No values could be scanned."}`;
+    : `Metadata, headers and sizes were checked. No problems were found.${model.scan ? "" : " Values have not been read."}`; // what a scan found is below
   return (
     <section class="view" aria-label="Problems">
       {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">{opened?.overview.missing_chunks ? "Every byte that is here was checked." : "Every byte was checked."}</p>}

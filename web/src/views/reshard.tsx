@@ -158,10 +158,10 @@ function PlanView({ plan, axes }: { plan: Plan; axes: readonly MeshAxis[] }): JS
     <>
       <PlanFigure plan={plan} />
       <Facts facts={[
-        ["ranks", exactText(t.ranks)], ["tensors", exactText(t.tensors)],
+        ["tensors", exactText(t.tensors)],
         ["reads", `${exactText(t.reads)} from ${plural(plan.files.length, "file")}, ${bytesText(t.bytes)} in all`],
         ["read amplification", t.read_amplification.toFixed(2)],
-        ["a rank holds at most", bytesText(t.held_max)], ["imbalance", t.imbalance.toFixed(2)],
+        ["imbalance", t.imbalance.toFixed(2)],
         ["peak memory of a rank", bytesText(t.peak_memory)],
       ]} />
       <Ranks ranks={plan.ranks} most={t.held_max} axes={axes} />
