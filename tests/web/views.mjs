@@ -188,6 +188,11 @@ export async function testViews({ page, url, broken }) {
     check(text.split("was assumed to be DistributedDataParallel's").length === 2 && text.includes("would look the same (7 names)"), text);
     check((await page.locator("[aria-label='Names and canonical names'] td:last-child").allTextContents()).join() === Array(7).fill("module").join(), text);
   });
+  await test("a checkpoint without entries is said to have none", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "safetensors_empty"));
+    await page.getByText("The checkpoint has no entries.").waitFor();
+  });
   await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }
 

@@ -86,6 +86,23 @@ async function testSmall(page) {
     await page.getByRole("button", { name: "Export", exact: true }).click();
     await page.getByRole("group", { name: "Export" }).getByRole("button", { name: "Export JSON" }).waitFor();
   });
+  await test("names and values of objects have room in the list of contents", async () => {
+    await page.setViewportSize(WIDE);
+    const cut = (selector) => page.locator(`.window ${selector}`).evaluateAll((all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent));
+    await openSample(page, "dcp_tp_fsdp2");
+    await page.locator(".window .text", { hasText: "decoupled_weight_decay" }).waitFor();
+    check((await cut(".text")).length === 0, (await cut(".text")).join());
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "torch_objects"));
+    await page.locator(".window .value", { hasText: "4.94065645841247e-324" }).waitFor();
+    check(!(await cut(".shape")).some((text) => text.length < 24), (await cut(".shape")).join());
+    await openSample(page, "torch_ranks_tp_fsdp2");
+    await goTo(page, "Compare");
+    await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
+    await page.locator(".window .row:not(.group)", { hasText: "only in B" }).first().click();
+    await page.locator("aside header").waitFor();
+    await page.setViewportSize(SMALL);
+  });
   await test("what is known of the checkpoint is one line of the header", async () => {
     const { height } = await page.locator(".about").boundingBox();
     check(height < 28, `it is ${height} px high`);

@@ -48,7 +48,7 @@ const loadFiles = async () => (await import("./files")).Files;
 
 /** Views that need the whole width. */
 const WIDE: readonly View[] = ["convert", "reshard"];
-const SHARE = "side", LEAST = 20, MOST = 75, FIRST = 42;
+const SHARE = "side", LEAST = 20, MOST = 75, FIRST = 38;
 const savedShare = (): number => { try { return Number(localStorage.getItem(SHARE)) || FIRST; } catch { return FIRST; } };
 
 /** The border between the list and the entry. It moves with the pointer and with the arrow keys. */

@@ -188,6 +188,7 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
   return (
     <div class="grid-frame">
       {folded && folded.run > 0 && <p class="hint"><button type="button" class="small" onClick={() => void model.lists.act(outline, folded.node, folded.folded ? "unfold" : "fold")}>{folded.folded ? `Show all ${exactText(folded.run)} alike` : `Fold ${exactText(folded.run)} alike`} <kbd>u</kbd></button></p>}
+      {outline === "all" && listing.count === 0 && listing.kept === undefined && <p class="nothing quiet">The checkpoint has no entries.</p>}
       {listing.kept === 0 && !listing.isArranging && <p class="nothing quiet">No entry matches the filter. <button type="button" class="small" onClick={() => void model.lists.filter(outline, "")}>Clear the filter</button></p>}
       <div ref={box} class="grid" role="treegrid" aria-label={label} aria-rowcount={listing.count + 1} aria-colcount={columns.length + 1} aria-busy={listing.isArranging} tabIndex={0}
         aria-activedescendant={listing.cursor >= first && listing.cursor < last ? `${outline}-${listing.cursor}` : undefined}

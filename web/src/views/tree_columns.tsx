@@ -35,7 +35,7 @@ function ShardingCell({ sharding: { text, boxes } }: { sharding: Sharding }): JS
 }
 
 const contentsOf = (hasObjects: boolean, isDivided: boolean): readonly Column[] => [
-  { name: hasObjects ? "Shape or value" : "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : row.value === undefined ? "" : <span class="value" title={visible(row.value)}>{visible(row.value)}</span>) : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
+  { name: hasObjects ? "Shape or value" : "Shape", className: hasObjects && !isDivided ? "shape wide" : "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : row.value === undefined ? "" : <span class="value" title={visible(row.value)}>{visible(row.value)}</span>) : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
   { name: "dtype", className: isDivided ? "dtype" : "dtype alone", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? `${row.dtypes.join(", ")} ${row.dtypes.length ? "per rank" : row.kind}`.trim() : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : <span title={row.dtypes.join(", ")}>{row.dtypes.join(", ")}</span> },
   { name: "Size", className: "number size", sort: "size", cell: (row, model) => <Size row={row} model={model} /> },
   ...(isDivided ? [{ name: "Sharding", className: "shards", sort: "shards", cell: (row: Row) => row.sharding ? <ShardingCell sharding={row.sharding} /> : "" } as const] : []),
