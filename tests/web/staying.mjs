@@ -22,6 +22,38 @@ async function dropperOf(page, context) {
   };
 }
 
+/** Opens, reads, compares and looks at what Convert would write, and returns how much the tab then holds. */
+async function heldAfter(page, session) {
+  await page.getByRole("button", { name: "Tessera", exact: true }).click();
+  await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
+  await ready(page);
+  await page.locator(".window .row:not(.group)").nth(1).click();
+  await page.locator("aside table.values").waitFor();
+  await goTo(page, "Compare");
+  await page.locator(".samples button", { hasText: "dcp_fsdp2" }).click();
+  await page.getByRole("button", { name: /^Values/ }).click();
+  await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+  await goTo(page, "Convert…");
+  await page.locator("section[aria-label=Save] table").waitFor();
+  await session.send("HeapProfiler.collectGarbage");
+  const { metrics } = await session.send("Performance.getMetrics"), held = Object.fromEntries(metrics.map(({ name, value }) => [name, value]));
+  return { nodes: held.Nodes, listeners: held.JSEventListeners, workers: page.workers().length };
+}
+
+/** Files that are chosen in a dialog would be held by the test. */
+async function testHeld(page, context, url) {
+  await test("nothing is kept of a checkpoint that was closed", async () => {
+    await page.goto(url);
+    const session = await context.newCDPSession(page);
+    await session.send("Performance.enable");
+    await heldAfter(page, session);
+    const first = await heldAfter(page, session);
+    for (let i = 0; i < 5; i++) await heldAfter(page, session);
+    const last = await heldAfter(page, session);
+    check(last.nodes < first.nodes + 40 && last.listeners < first.listeners + 10 && last.workers === 1, `${JSON.stringify(first)} became ${JSON.stringify(last)}`); // the start page alone has 125 nodes
+  });
+}
+
 async function testDrops(page, url, drop, scratch) {
   const notes = path.join(scratch, "notes.txt"), folder = path.join(scratch, "folder");
   fs.mkdirSync(folder);
@@ -186,6 +218,7 @@ async function testAddress(page, url, drop) {
 export async function testStaying({ page, url, context, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-staying-")), drop = await dropperOf(page, context);
   try {
+    await testHeld(page, context, url);
     await testDrops(page, url, drop, scratch);
     await testReplaced(page, context);
     await testAddress(page, url, drop);
