@@ -169,8 +169,27 @@ typedef struct open_folder {
 
 static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err);
 
+/* Whether an open directory is the root, or contains it. */
+static bool is_around(const folder_store *store, int fd)
+{
+    const tsr_sys *sys = store->sys;
+    struct stat info, at = {0}, below;
+    int up = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    bool found = false, is_top = up < 0 || sys->stat(sys, fd, &info) != 0 || sys->stat(sys, up, &at) != 0;
+    while (!found && !is_top) {
+        found = at.st_dev == info.st_dev && at.st_ino == info.st_ino;
+        below = at;
+        const int next = sys->open_at(sys, up, "..", O_RDONLY | O_DIRECTORY, 0);
+        sys->close(sys, up);
+        up = next;
+        is_top = up < 0 || sys->stat(sys, up, &at) != 0 || (at.st_dev == below.st_dev && at.st_ino == below.st_ino);
+    }
+    if (up >= 0) sys->close(sys, up);
+    return found;
+}
+
 /* Lists a directory below the root. A symbolic link to a directory is followed only from the root and only one level down,
- * so that neither a cycle nor another tree is walked. */
+ * so that neither a cycle nor another tree is walked. Of one to the root, everything is listed already. */
 static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in, const char *name, tsr_error *err)
 {
     char below[PATH_MAX];
@@ -180,10 +199,14 @@ static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in,
         count_name(&store->unlisted.unreadable, in.prefix, name);
         return TSR_OK;
     }
-    int sub = sys->open_at(sys, in.fd, name, in.levels > 1 || *in.prefix ? flags | O_NOFOLLOW : flags, 0);
-    if (sub < 0 && (errno == ELOOP || errno == ENOTDIR) && in.levels > 1 && !*in.prefix) {
+    int sub = sys->open_at(sys, in.fd, name, flags | O_NOFOLLOW, 0);
+    if (sub < 0 && (errno == ELOOP || errno == ENOTDIR) && !*in.prefix) {
         in.levels = 1;
         sub = sys->open_at(sys, in.fd, name, flags, 0);
+        if (sub >= 0 && is_around(store, sub)) {
+            sys->close(sys, sub);
+            return add_gap(store, in.prefix, name, NULL, true, err);
+        }
     }
     if (sub >= 0) {
         const size_t before = list->count, gaps = store->gaps.count;
@@ -224,7 +247,8 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
             const int error = errno;
             if (!is_passed_over(error)) status = tsr_sys_raise(err, "look at", item->d_name);
             else count_passed_over(store, prefix, item->d_name, error);
-            const bool is_link = error == ENOENT && item->d_type == DT_LNK; /* otherwise the file was removed since */
+            /* Otherwise the file was removed since. */
+            const bool is_link = (error == ENOENT || error == ELOOP) && item->d_type == DT_LNK;
             if (error == EACCES || is_link) status = add_gap(store, prefix, item->d_name, strerror(error), is_link, err);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);

@@ -404,6 +404,89 @@ def test_latest_follows_steps_and_not_trackers_or_links(t):
 
 
 @test
+def test_links_to_the_run_or_above_it_are_not_checkpoints(t):
+    """The directory that a Trainer writes to has its steps, and the final model with a trainer_state.json."""
+    trainer_files = golden("trainer")[0]
+    run = copies(t, trainer_files, "checkpoint-4", "checkpoint-5")
+    shutil.copytree(trainer_files, run, dirs_exist_ok=True, ignore=shutil.ignore_patterns("expect.json"))
+    for target in (".", run, "..", t.folder, "checkpoint-98"):
+        os.symlink(target, t.at("run", "checkpoint-98"))
+        doc = latest(t, "checkpoint-5", ["checkpoint-98"])
+        need("symbolic link" in doc["passed_over"][0]["reason"] and ("to the run itself" in doc["passed_over"][0]["reason"]) == (target != "checkpoint-98"), doc)
+        if target != "checkpoint-98":
+            need(t.text("inspect", run, "--step", "latest-valid").splitlines()[1].endswith("checkpoint-5"), target)
+        os.remove(t.at("run", "checkpoint-98"))
+    os.makedirs(t.at("elsewhere"))
+    os.rename(t.at("run", "checkpoint-5"), t.at("elsewhere", "model"))
+    os.symlink("../elsewhere/model", t.at("run", "checkpoint-5"))
+    latest(t, "checkpoint-5")
+    shutil.rmtree(run)
+    copies(t, os.path.join(trainer_files, "optimizer.pt"), "epoch=0-step=9.ckpt", "epoch=0-step=10.ckpt")
+    os.symlink(".", t.at("run", "checkpoints"))
+    latest(t, "epoch=0-step=10.ckpt")
+
+
+@test
+def test_links_that_cannot_be_followed_are_not_an_empty_run(t):
+    """As if the file system that has the checkpoints were not mounted: a launcher must not start from the beginning."""
+    os.makedirs(t.at("run", "logs"))
+    for name, target in (("step-5", "nowhere"), ("checkpoints", "nowhere"), ("inner/step-5", sample("dcp_small")[0])):
+        os.makedirs(os.path.dirname(t.at("run", name)), exist_ok=True)
+        os.symlink(target, t.at("run", name))
+        message = t.run("latest", t.at("run"), status=2).stderr.decode()
+        need(f"'{name}' is a symbolic link" in message and "whether there are checkpoints is unknown" in message, message)
+        need(resumed(t, t.at("run")).returncode == 2, "the launcher's line")
+        os.remove(t.at("run", name))
+    os.symlink("nowhere", t.at("run", "latest"))
+    os.symlink("nowhere", t.at("run", "train.log"))
+    need("there are no checkpoints" in t.run("latest", t.at("run"), status=1).stderr.decode(), "links that are not checkpoints")
+
+
+@test
+def test_hidden_directories_are_not_searched(t):
+    """What was moved to the trash of a file manager, what fsck found, and copies that file servers keep."""
+    run = copies(t, sample("dcp_small")[0], "step-5", ".Trash-1000/files/step-98", ".step-97", "lost+found/step-99", ".snapshot/hourly.0/step-5")
+    copies(t, os.path.join(golden("trainer")[0], "optimizer.pt"), "._epoch=0-step=9.ckpt", ".epoch=0-step=9.ckpt")
+    os.makedirs(t.at("run", ".step-96"))
+    latest(t, "step-5")
+    for at, _, names in os.walk(run):
+        for name in (*names, "."):
+            os.utime(os.path.join(at, name), (1e9, 1e9))
+    doc = t.json("prune", run, "--keep", "1", "--json")
+    need(not doc["removed"] and len(doc["kept"]) == 1, doc)
+    os.rename(t.at("run", "step-5"), t.at("run", "final"))
+    latest(t, "final")
+    need(answer(t, t.at("run", ".Trash-1000")) == "files/step-98", "unless its path is given")
+
+
+@test
+def test_latest_in_the_directories_that_lightning_chooses(t):
+    """Its logger's directory without a path, and ModelCheckpoint's filename="{epoch}/{step}"."""
+    source = os.path.join(golden("trainer")[0], "optimizer.pt")
+    copies(t, source, *(f"lightning_logs/version_{v}/checkpoints/epoch={v}-step={20 * v + 20}.ckpt" for v in (0, 1)))
+    latest(t, "lightning_logs/version_1/checkpoints/epoch=1-step=40.ckpt")
+    shutil.rmtree(t.at("run"))
+    names = [f"epoch={step // 4}/step={step}.ckpt" for step in (5, 4, 3, 2)]
+    run = copies(t, source, *names)
+    latest(t, names[0])
+    damage(t, ".", names[0], "truncated")
+    latest(t, names[1], names[:1])
+    for name in names:
+        os.utime(t.at("run", name), (1e9, 1e9))
+    doc = t.json("prune", run, "--keep", "1", "--keep-every", "3", "--json")
+    need([os.path.relpath(one["path"], run) for one in doc["removed"]] == names[3:], doc)
+    latest(t, names[1], names[:1])
+
+
+@test
+def test_latest_passes_over_what_a_trainer_has_not_renamed(t):
+    run = copies(t, trainer(), "checkpoint-4", "tmp-checkpoint-8")
+    latest(t, "checkpoint-4", ["tmp-checkpoint-8"])
+    t.run("prune", run, "--keep", "1")
+    need(sorted(os.listdir(run)) == ["checkpoint-4", "tmp-checkpoint-8"], "it may be a save under way")
+
+
+@test
 def test_latest_of_a_run_without_steps(t):
     for path in (sample("dcp_fsdp2")[0], golden("trainer")[0], golden("accelerate_fsdp_sharded")[0], golden("accelerate_deepspeed")[0], deepspeed()):
         p = t.run("latest", path)

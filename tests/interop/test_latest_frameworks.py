@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 
+import torch
 from harness import Skip
 
 LOADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "framework_loaders.py")
@@ -108,6 +109,41 @@ def test_the_trainer_loads_the_answer(t):
 
 def test_lightning_loads_the_answer(t):
     check(t, "lightning")
+
+
+TRAIN_WITH_LIGHTNING = """
+import sys, lightning, torch
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(5, 7)
+    def training_step(self, batch, _):
+        return self.net(batch).square().sum()
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+where, names = sys.argv[1], sys.argv[2:]
+callbacks = [lightning.pytorch.callbacks.ModelCheckpoint(dirpath=where, filename=name, save_top_k=-1, every_n_train_steps=3) for name in names]
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=None if names else lightning.pytorch.loggers.CSVLogger(where), callbacks=callbacks, enable_progress_bar=False,
+                            enable_model_summary=False)
+trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(40, 5), batch_size=4))
+"""
+
+
+def test_lightning_chooses_the_directories(t):
+    """Without a path, and with directories in the names of files, the answer has the highest global_step of all that Lightning wrote."""
+    python = os.environ.get("TESSERA_FRAMEWORKS")
+    if not python:
+        raise Skip("TESSERA_FRAMEWORKS names no Python with lightning")
+    for at, names in enumerate(([], ["{epoch}/{step}"], ["{epoch:02d}/{step:05d}"])):
+        run = t.at(f"run{at}")
+        subprocess.run([python, "-c", TRAIN_WITH_LIGHTNING, run, *names], check=True, capture_output=True, timeout=300)
+        files = [os.path.join(at, name) for at, _, found in os.walk(run) for name in found if name.endswith(".ckpt")]
+        steps = {torch.load(file, weights_only=False)["global_step"]: file for file in files}
+        assert len(files) == len(steps) >= 1, files
+        p = subprocess.run([t.path, "latest", run, "--deep"], capture_output=True, text=True, timeout=120)
+        assert (p.returncode, p.stdout.rstrip("\n"), p.stderr) == (0, steps[max(steps)], ""), (p, steps)
 
 
 def test_deepspeed_loads_the_answer(t):

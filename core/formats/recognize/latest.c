@@ -205,9 +205,15 @@ static tsr_status open_below(const finder *f, tsr_store *in, tsr_str path, tsr_a
     return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_fail(f->err, status, "%s", why.message);
 }
 
+static bool is_shown(const void *ctx, tsr_str path)
+{
+    (void)ctx;
+    return !tsr_is_hidden(path);
+}
+
 static tsr_status list_inside(const finder *f, tsr_store *store, tsr_arena *scratch, tsr_vec *paths, bool *cut)
 {
-    tsr_below list = {.paths = paths};
+    tsr_below list = {.paths = paths, .wanted = is_shown};
     tsr_checkpoint guess = {.store = store, .host = f->host, .arena = scratch};
     TSR_TRY(tsr_list_below(&guess, &list, f->err));
     *cut = list.cut;
@@ -382,18 +388,26 @@ static tsr_status check_files_of(finder *f, const tsr_run_step *step, tsr_arena 
         return step->file == TSR_NO_FILE ? check_in(f, step->path, scratch, why) : check_file(f, step->file, scratch, why);
     const bool is_link = step->empty->is_link && tsr_str_equal(step->empty->name, step->path);
     if (f->gathering) f->gathering->is_unmarked = true;
-    *why = is_link ? TSR_STR("it is a symbolic link that leads nowhere, or one that is not directly below the run")
-                   : TSR_STR("it contains no files");
+    if (!is_link) *why = TSR_STR("it contains no files");
+    else if (!step->empty->why)
+        *why = TSR_STR("it is a symbolic link to the run itself, or to a directory that contains it");
+    else *why = TSR_STR("it is a symbolic link that leads nowhere, or one that is not directly below the run");
     return TSR_OK;
 }
 
 /* NeMo creates an empty file next to a checkpoint before it writes or removes any of it, and removes that file last. When it starts
- * again, it removes what such a file is next to.
+ * again, it removes what such a file is next to. Earlier Trainers wrote "tmp-checkpoint-N", which they did not resume from, and renamed it.
  *
- * Source: format_checkpoint_unfinished_marker_path in nemo/lightning/pytorch/callbacks/model_checkpoint.py. */
+ * Source: format_checkpoint_unfinished_marker_path in nemo/lightning/pytorch/callbacks/model_checkpoint.py; _save_checkpoint in
+ * transformers/trainer.py 4.37. */
 static tsr_status check_unfinished(const finder *f, tsr_str path, tsr_str *why)
 {
     const tsr_str ending = TSR_STR(".ckpt");
+    if (tsr_str_starts(tsr_last_path_part(path), TSR_STR("tmp-"))) {
+        if (f->gathering) f->gathering->is_unmarked = true;
+        *why = TSR_STR("its name says that its save has not finished");
+        return TSR_OK;
+    }
     if (tsr_str_ends(path, ending)) path.size -= ending.size;
     const tsr_str marker = tsr_arena_format(f->arena, f->err, "%.*s-unfinished", TSR_STR_ARG(path));
     if (!marker.data) return TSR_E_NOMEM;
@@ -592,6 +606,19 @@ static tsr_status list_levels(finder *f)
     return TSR_OK;
 }
 
+/* A link to what may be checkpoints, if the file system that it leads to were mounted; NULL if there is none. */
+static const tsr_store_gap *unfollowed(const finder *f)
+{
+    for (uint32_t g = 0; g < f->store->gap_count; g++) {
+        const tsr_store_gap *gap = &f->store->gaps[g];
+        const tsr_str name = tsr_last_path_part(gap->name);
+        uint64_t step;
+        if (!gap->is_link || !gap->why || tsr_is_hidden(gap->name)) continue;
+        if (tsr_step_of_name(name, &step) == TSR_STEP_STATED || tsr_str_contains(name, TSR_STR("checkpoint"))) return gap;
+    }
+    return NULL;
+}
+
 static tsr_status find(finder *f, tsr_vec *steps, tsr_vec *owned)
 {
     const tsr_store_gap *unlisted;
@@ -605,6 +632,12 @@ static tsr_status find(finder *f, tsr_vec *steps, tsr_vec *owned)
     TSR_FAIL_IF(!f->out->found && unlisted, f->err, TSR_E_IO,
                 "'%.*s' cannot be listed, so whether there are checkpoints is unknown: %.*s", TSR_STR_ARG(f->out->unlisted),
                 TSR_STR_ARG(f->out->unlisted_why));
+    const tsr_store_gap *link = f->out->found ? NULL : unfollowed(f);
+    TSR_FAIL_IF(
+        link, f->err, TSR_E_IO,
+        "'%.*s' is a symbolic link that leads nowhere, or one that is not directly below the run, so whether there are "
+        "checkpoints is unknown",
+        TSR_STR_ARG(link->name));
     f->out->passed_count = f->passed_over.count;
     tsr_passed_over *kept = tsr_arena_array(f->arena, f->passed_over.count, sizeof *kept, f->err);
     if (!kept) return TSR_E_NOMEM;

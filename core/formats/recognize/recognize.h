@@ -147,6 +147,8 @@ typedef bool tsr_is_owned_fn(const void *ctx, tsr_str path);
  * there are no others. *unlisted is a directory that could not be listed and is in no step, or NULL. TSR_E_NOMEM. */
 tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_vec *steps,
                               const tsr_store_gap **unlisted, tsr_error *err);
+/* Whether a part of a path is a hidden name. Nothing below it belongs to a run. */
+bool tsr_is_hidden(tsr_str path);
 /* The part of a path before its last component: the run that a step belongs to. */
 tsr_str tsr_run_of(tsr_str path);
 

@@ -38,6 +38,17 @@ static bool is_in(tsr_str path, tsr_str directory)
     return path.size > directory.size && path.data[directory.size] == '/' && tsr_str_starts(path, directory);
 }
 
+/* Whether a part of a path is a hidden name, such as ".Trash-1000", or the directory of files that fsck has found. Checkpoints there
+ * were removed, or are copies that something keeps for itself. */
+bool tsr_is_hidden(tsr_str path)
+{
+    for (tsr_str rest = path; rest.size; rest = tsr_run_of(rest)) {
+        const tsr_str name = tsr_last_path_part(rest);
+        if (tsr_str_starts(name, TSR_STR(".")) || tsr_str_equal(name, TSR_STR("lost+found"))) return true;
+    }
+    return false;
+}
+
 /* The directory that contains file `from`, directly below another one, or an empty path if the file is in that one itself. */
 static folder next_folder(const listing *l, folder in, uint32_t from)
 {
@@ -55,14 +66,17 @@ static bool holds_checkpoint(const listing *l, folder in)
     return false;
 }
 
-/* Whether a directory consists of directories whose names state other steps, as epochs with the steps of each: then these are the
- * steps. A Trainer's "checkpoint-100/global_step100" is one. */
+/* Whether a directory consists of directories, or files of Lightning, whose names state other steps, as epochs with the steps of each:
+ * then these are the steps. A Trainer's "checkpoint-100/global_step100" is one. */
 static bool consists_of_steps(const listing *l, folder in, uint64_t own)
 {
     for (uint32_t f = in.from; f < in.to;) {
         const folder next = next_folder(l, in, f);
+        const tsr_str name = tsr_last_path_part(next.path.size ? next.path : l->store->files[f].name);
+        const bool is_lightning = tsr_str_ends(name, TSR_STR(".ckpt")) && tsr_str_contains(name, TSR_STR("step"));
         uint64_t step;
-        if (!next.path.size || tsr_step_of_name(tsr_last_path_part(next.path), &step) != TSR_STEP_STATED) return false;
+        if (!next.path.size && !is_lightning) return false;
+        if (tsr_step_of_name(name, &step) != TSR_STEP_STATED) return false;
         if (step == own && tsr_name_holds(tsr_last_path_part(in.path), TSR_STR("checkpoint"))) return false;
         f = next.to;
     }
@@ -92,19 +106,20 @@ static tsr_status list_below(listing *l, folder in, unsigned level)
     if (kind == TSR_STEP_STATED && (level == TSR_BELOW_LEVELS || !consists_of_steps(l, in, number)))
         return add(l, l->steps, step);
     const size_t before = l->steps->count + l->numbers.count;
-    if (level < TSR_BELOW_LEVELS) TSR_TRY(list_folder(l, in, level + 1));
+    TSR_TRY(list_folder(l, in, level + 1));
     const bool has_others = l->steps->count + l->numbers.count > before;
     return kind == TSR_STEP_NUMBER && !has_others && step.holds_checkpoint ? add(l, &l->numbers, step) : TSR_OK;
 }
 
+/* Lists the steps in a directory, of which those on the lowest level are only files. */
 static tsr_status list_folder(listing *l, folder in, unsigned level)
 {
     for (uint32_t f = in.from; f < in.to;) {
         const folder next = next_folder(l, in, f);
         const tsr_str path = l->store->files[f].name, name = tsr_last_path_part(path);
         uint64_t number;
-        if (next.path.size) TSR_TRY(list_below(l, next, level));
-        else if (tsr_step_of_file(name, &number))
+        if (next.path.size && level <= TSR_BELOW_LEVELS && !tsr_is_hidden(next.path)) TSR_TRY(list_below(l, next, level));
+        else if (!next.path.size && !tsr_is_hidden(name) && tsr_step_of_file(name, &number))
             TSR_TRY(add(
                 l, l->steps,
                 (tsr_run_step){
@@ -144,6 +159,7 @@ static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
         const bool is_unreadable = gap->why && !gap->is_link;
         tsr_run_step *around = step_around(l->steps, gap->name);
         uint64_t number;
+        if (tsr_is_hidden(gap->name)) continue;
         if (!around && !l->steps->count) around = step_around(&l->numbers, gap->name);
         if (around && is_unreadable) around->unreadable = gap;
         if (around) continue;

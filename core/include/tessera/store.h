@@ -40,7 +40,9 @@ typedef struct tsr_store_place {
 typedef struct tsr_store_gap {
     tsr_str name;
     const char *why; /* NULL: it is empty. Otherwise why it, or something in it, could not be looked at */
-    bool is_link;    /* a symbolic link that leads nowhere, or one that is not directly below the root */
+    bool
+        is_link; /* a symbolic link: with `why`, one that leads nowhere or is not directly below the root; otherwise one to the root
+                      * itself, or to a directory that contains it */
 } tsr_store_gap;
 
 typedef struct tsr_store tsr_store;

@@ -43,12 +43,14 @@ typedef struct tsr_latest_options {
 
 /* Searches a run, up to three levels down, for directories and files with a step in their names. Validates them, the highest step
  * first, until one has no errors. Tracker files such as `latest` have no influence. If a step's directory contains several
- * checkpoints, all of them have to be valid. A run without steps may be a checkpoint itself, or contain one.
+ * checkpoints, all of them have to be valid. A run without steps may be a checkpoint itself, or contain one. Hidden directories and links
+ * to the run itself are no part of it.
  *
  * The result is in `arena`. `found` is false if no checkpoint is valid. May make the store list deeper levels. Errors: TSR_E_USAGE
  * if `store` is a file, if the newest step is in several runs, or if several checkpoints have no step, with their list;
  * TSR_E_UNSUPPORTED for a newer checkpoint in a format that is known but not read; TSR_E_LIMIT if the run has too many files;
- * TSR_E_IO if something that could be newer cannot be read or listed; TSR_E_NOMEM; and those of `check`. */
+ * TSR_E_IO if something that could be newer cannot be read or listed, or if no checkpoint is valid and links that are named like
+ * checkpoints lead nowhere; TSR_E_NOMEM; and those of `check`. */
 tsr_status tsr_latest_find(tsr_store *store, const tsr_host *host, const tsr_latest_options *options, tsr_arena *arena,
                            tsr_latest *out, tsr_error *err);
 
