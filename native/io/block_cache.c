@@ -207,6 +207,58 @@ tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, v
     return status;
 }
 
+/* The block of a byte, once it is fetched; NULL if it is not in the cache. Must be called with the lock held. */
+static block *find_fetched(tsr_block_cache *cache, uint32_t file, uint64_t offset)
+{
+    block *b;
+    while ((b = find(cache, file, offset / BLOCK)) && b->is_busy) pthread_cond_wait(&cache->fetched, &cache->lock);
+    if (b) b->used_at = ++cache->clock;
+    return b;
+}
+
+void tsr_block_cache_take(tsr_block_cache *cache, tsr_block_range range, void *buffer, size_t size, size_t *head,
+                          size_t *tail)
+{
+    const block *b;
+    char *to = buffer;
+    *head = *tail = 0;
+    pthread_mutex_lock(&cache->lock);
+    while (*head < size && (b = find_fetched(cache, range.file, range.offset + *head))) {
+        const size_t at = (size_t)((range.offset + *head) % BLOCK), left = size - *head;
+        const size_t taken = b->size - at < left ? b->size - at : left;
+        memcpy(to + *head, b->bytes + at, taken);
+        *head += taken;
+    }
+    while (*head + *tail < size && (b = find_fetched(cache, range.file, range.offset + size - *tail - 1))) {
+        const size_t end = (size_t)((range.offset + size - *tail - 1) % BLOCK) + 1, left = size - *head - *tail;
+        const size_t taken = end < left ? end : left;
+        *tail += taken;
+        memcpy(to + size - *tail, b->bytes + end - taken, taken);
+    }
+    pthread_mutex_unlock(&cache->lock);
+}
+
+/* Must be called with the lock held. */
+static bool block_differs(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, const char *bytes,
+                          size_t size)
+{
+    const block *b = find(cache, range->file, number);
+    if (!b || b->is_busy) return false;
+    const uint64_t from = number * BLOCK < range->offset ? range->offset : number * BLOCK, end = range->offset + size;
+    const uint64_t to = number * BLOCK + b->size < end ? number * BLOCK + b->size : end;
+    return memcmp(b->bytes + (from - number * BLOCK), bytes + (from - range->offset), (size_t)(to - from)) != 0;
+}
+
+bool tsr_block_cache_differs(tsr_block_cache *cache, tsr_block_range range, const void *bytes, size_t size)
+{
+    if (!size) return false;
+    pthread_mutex_lock(&cache->lock);
+    const bool differs = block_differs(cache, &range, range.offset / BLOCK, bytes, size) ||
+                         block_differs(cache, &range, (range.offset + size - 1) / BLOCK, bytes, size);
+    pthread_mutex_unlock(&cache->lock);
+    return differs;
+}
+
 /* ---- prefetching ---- */
 
 typedef struct prefetching {

@@ -41,6 +41,14 @@ typedef struct tsr_block_range {
 } tsr_block_range;
 tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, void *buffer, size_t size, tsr_error *err);
 
+/* Copies those of `size` bytes that the cache has already from the beginning on (*head bytes of `buffer`) and up to the end (*tail), so that
+ * bytes that arrived with a small read are not fetched a second time by a larger one. Waits for blocks that are being fetched. Thread-safe. */
+void tsr_block_cache_take(tsr_block_cache *cache, tsr_block_range range, void *buffer, size_t size, size_t *head,
+                          size_t *tail);
+
+/* Whether the first or the last block of a range is in the cache with other bytes than these, which were fetched at the same time. */
+bool tsr_block_cache_differs(tsr_block_cache *cache, tsr_block_range range, const void *bytes, size_t size);
+
 /* Fetches ranges that will be read from front to back, before they are read. The ranges are cut into parts of 1 MiB, and a fixed
  * number of requests are in flight for the parts that come next, whichever files they are in:
  *

@@ -338,6 +338,16 @@ static tsr_status check_damage(object_store *store, const tsr_object *object, ts
                       : TSR_OK;
 }
 
+/* From here on every read of the object fails. */
+static tsr_status fail_as_damaged(object_store *store, const tsr_object *object, const char *damage, tsr_error *err)
+{
+    pthread_mutex_lock(&store->lock);
+    if (!store->damaged) snprintf(store->damage, sizeof store->damage, "%s", damage);
+    if (!store->damaged) store->damaged = object;
+    pthread_mutex_unlock(&store->lock);
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", tsr_shown_key_of(store->service, object->key).text, damage);
+}
+
 /* Compares an object with its checksum when the last of its ranges has arrived. Which of them is damaged is not known then, so that the read
  * fails, and so does every later read of the object. */
 static tsr_status sum_up(object_store *store, const tsr_object *object, const tsr_exchange *x, tsr_error *err)
@@ -358,11 +368,7 @@ static tsr_status sum_up(object_store *store, const tsr_object *object, const ts
     snprintf(damage, sizeof damage,
              "the bytes that arrived have the %s %s, and the server states %s of the whole object; read it again",
              tsr_checksum_name(kind), sum, stated);
-    pthread_mutex_lock(&store->lock);
-    if (!store->damaged) memcpy(store->damage, damage, sizeof damage);
-    if (!store->damaged) store->damaged = object;
-    pthread_mutex_unlock(&store->lock);
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", tsr_shown_key_of(store->service, object->key).text, damage);
+    return fail_as_damaged(store, object, damage, err);
 }
 
 typedef struct part_range {
@@ -408,6 +414,21 @@ static tsr_status store_fetch(void *ctx, uint32_t file, uint64_t offset, void *b
     return TSR_OK;
 }
 
+/* Fetches what the cache does not have. Of bytes that arrive twice, only those that come first are summed up; at the edges, that happens
+ * only to those that a small read fetches at the same time. */
+static tsr_status fetch_rest(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    object_store *store = ctx;
+    const uint64_t file_size = store->base.files[file].size;
+    size_t head, tail;
+    tsr_block_cache_take(store->cache, (tsr_block_range){file, file_size, offset}, buffer, size, &head, &tail);
+    char *rest = (char *)buffer + head;
+    size -= head + tail;
+    TSR_TRY(store_fetch(store, file, offset + head, rest, size, err));
+    if (!tsr_block_cache_differs(store->cache, (tsr_block_range){file, file_size, offset + head}, rest, size)) return TSR_OK;
+    return fail_as_damaged(store, store->files[file].object, "bytes that arrived twice differ; read it again", err);
+}
+
 static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     object_store *store = ctx;
@@ -418,7 +439,7 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
     buffer = (char *)buffer + taken;
     const tsr_block_range range = {file, store->base.files[file].size, offset};
     if (size <= TSR_CACHE_LARGEST_READ) return tsr_block_cache_read(store->cache, range, buffer, size, err);
-    return store_fetch(store, file, offset, buffer, size, err);
+    return fetch_rest(store, file, offset, buffer, size, err);
 }
 
 static tsr_status object_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -535,9 +556,11 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
         store->listing[i] = (tsr_store_file){store->files[i].name, store->files[i].object->size};
     store->base.files = store->listing;
     store->base.file_count = shown;
-    tsr_block_cache_forget(store->cache, shown); /* the numbers of the files have changed */
     tsr_guards_forget(store->guards);
-    return tsr_scheduled_reads_begin(store->scheduled, NULL, 0, err);
+    const tsr_status status =
+        tsr_scheduled_reads_begin(store->scheduled, NULL, 0, err); /* it may use the cache until here */
+    tsr_block_cache_forget(store->cache, shown);                   /* the numbers of the files have changed */
+    return status;
 }
 
 static tsr_status object_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
@@ -702,7 +725,7 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
     if (status == TSR_OK) status = sums_new(host->allocator, &store->sums, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, store_fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
-    if (status == TSR_OK) status = tsr_scheduled_reads_new(host, store_fetch, store, &store->scheduled, err);
+    if (status == TSR_OK) status = tsr_scheduled_reads_new(host, fetch_rest, store, &store->scheduled, err);
     if (status == TSR_OK) status = tsr_service_open(host->allocator, &location, store->base.threads, &store->service, err);
     if (status == TSR_OK) store->url = tsr_arena_str(store->service->arena, tsr_str_from(url), err);
     if (status == TSR_OK && !store->url.data) status = TSR_E_NOMEM;

@@ -126,8 +126,8 @@ class Flip:
     """Changes a bit of the byte `at` in the answer that has the range `of` of an object. Keeps the ranges that were asked for, and counts the
     requests for its checksum."""
 
-    def __init__(self):
-        self.of, self.at, self.ranges, self.heads, self.lock = None, None, [], 0, threading.Lock()
+    def __init__(self, key=LARGE):
+        self.key, self.of, self.at, self.ranges, self.heads, self.lock = key, None, None, [], 0, threading.Lock()
 
     def body(self, first, last, body):
         with self.lock:
@@ -137,7 +137,7 @@ class Flip:
 
     def __call__(self, handler, key, count):
         m = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
-        if not key.endswith(LARGE) or (handler.command == "GET" and not m):
+        if not key.endswith(self.key) or (handler.command == "GET" and not m):
             return False
         with self.lock:
             self.heads += handler.command == "HEAD"
@@ -221,6 +221,41 @@ def test_request_checksums_of_objects_that_arrive_in_ranges_from_google(t):
     with http_serving.running(server) as s, proxy.before(s.url) as between:
         between.damages = flips
         reads_in_ranges(t, f"gs://b/{LARGE}", {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": between.url}, between_ranges)
+
+
+class FlipLater(Flip):
+    """Changes a bit of the byte `at` in the answers for all ranges that have it but the first."""
+
+    def __init__(self, key, at):
+        super().__init__(key)
+        self.at, self.seen = at, []
+
+    def body(self, first, last, body):
+        at = self.at - first
+        if not first <= self.at <= last:
+            return body
+        with self.lock:
+            self.seen += [(first, last)] if (first, last) not in self.seen else []  # a request may be repeated
+        return body if self.seen[0] == (first, last) else body[:at] + bytes([body[at] ^ 1]) + body[at + 1:]
+
+
+@test
+def test_request_checksums_cover_what_follows_a_header(t):
+    """A header is read in a block that has bytes of the first tensor, too. They are not fetched again with the rest of the tensor, which nothing
+    would compare. The same is so of the directory at the end of an archive."""
+    source = large_file(t)
+    t.run("convert", source, t.at("large.pt"), "--to", "torch", "-q")
+    for path, at in ((source, 40 << 10), (t.at("large.pt"), 40 << 10), (t.at("large.pt"), os.path.getsize(t.at("large.pt")) - (20 << 10))):
+        key = os.path.basename(path)
+        with open(path, "rb") as f:
+            data = f.read()
+        for command in (("validate", "--deep", f"s3://b/{key}"), ("convert", f"s3://b/{key}", t.at("made"), "--to", "dcp", "--overwrite", "-q")):
+            flip = FlipLater(key, at)
+            with serving({key: data}, flip) as s:
+                s.summed[key] = s.objects[key]
+                t.run(*command, env=s.env(), status=(0, 1, 2))
+            need(len(flip.seen) == 1, f"{command}: byte {at} was fetched with {flip.seen}")
+        t.run("diff", path, t.at("made"), "--values", "-q")
 
 
 @test
