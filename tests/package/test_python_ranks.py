@@ -9,11 +9,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from harness import SAMPLES
 from test_python import is_sound, tessera
-from torch.distributed.checkpoint import FileSystemReader
+from test_python_torch import fails
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch_ranks import run_ranks
 
 
@@ -96,6 +99,59 @@ def fails_on_one_rank(rank, world, path):
 
 def test_all_ranks_learn_of_a_state_dict_that_is_partly_filled(t):
     run_ranks(fails_on_one_rank, 2, t.at("damaged"))
+
+
+def fills_strided_shards(rank, world, path):
+    """The elements that a rank holds need not be adjacent: views make such DTensors."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, world // 2))
+    whole = torch.arange(720.).reshape(24, 30)
+    if rank == 0:
+        dcp.save({"w": whole}, storage_writer=FileSystemWriter(path), no_dist=True)
+    dist.barrier()
+    held = []
+    for placements in ([Replicate(), _StridedShard(0, split_factor=3)], [Shard(0), _StridedShard(0, split_factor=2)], [_StridedShard(1, split_factor=5), Shard(0)],
+                       [_StridedShard(0, split_factor=2), _StridedShard(1, split_factor=3)], [_StridedShard(0, split_factor=2), Shard(0)]):
+        tensor = distribute_tensor(whole.clone(), mesh, placements)
+        want = tensor.to_local().clone()
+        for staged in (False, True):
+            tensor.to_local().zero_()
+            tessera.torch.load_into({"w": tensor}, path, staged=staged)
+            assert torch.equal(tensor.to_local(), want), (rank, placements, staged)
+        rows = want[:, 0].div(30, rounding_mode="floor").diff()
+        held.append(len(rows) and bool((rows > 1).any()))
+    assert any(held) and not held[-1], held  # the last is what fully_shard makes of a tensor-parallel model
+    short = DTensor.from_local(torch.zeros(5, 30), mesh, [Replicate(), Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    fails(tessera.TesseraError, lambda: tessera.torch.load_into({"w": short}, path), "[5, 30] elements on this rank")
+    partial = DTensor.from_local(torch.zeros(24, 30), mesh, [Replicate(), Partial()], run_check=False)
+    fails(tessera.TesseraError, lambda: tessera.torch.load_into({"w": partial}, path), "Partial")
+
+
+def test_load_into_fills_shards_whose_elements_are_not_adjacent(t):
+    run_ranks(fills_strided_shards, 4, t.at("whole"))
+
+
+def loads_in_groups(rank, world, path):
+    """Two groups of ranks, each with a checkpoint of its own, of which every rank has its own metadata."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group, path = groups[rank // 2], f"{path}{rank // 2}"
+    want = {"both": torch.full((3,), 5. + rank), f"mine{rank}": torch.full((2,), 10. + rank)}
+    for options in ({"use_collectives": False}, {}):
+        kept = want if options else {**want, "both": torch.full((3,), 5. + rank // 2)}  # PyTorch saves it once per group
+        to = path + str(len(options))
+        dcp.save(kept, storage_writer=tessera.torch.StorageWriter(to), process_group=group, **options)
+        dist.barrier()
+        assert same(tessera.torch.load(to, list(kept), process_group=group), kept), rank
+        state = {name: torch.zeros_like(value) for name, value in kept.items()}
+        tessera.torch.load_into(state, to, strict=False, process_group=group)
+        assert same(state, kept), (rank, state)
+    if rank < 2:  # the others do not take part
+        wrong = {"both": torch.zeros(3 + rank)}
+        fails(tessera.TesseraError, lambda: tessera.torch.load_into(wrong, path + "0", strict=False, process_group=group), "rank 1", "[4]")
+        assert not wrong["both"].any()
+
+
+def test_ranks_of_a_process_group_load_what_it_saved(t):
+    run_ranks(loads_in_groups, 4, t.at("group"))
 
 
 def saves_its_own(rank, world, path):

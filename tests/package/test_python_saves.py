@@ -5,8 +5,10 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -17,7 +19,7 @@ import test_python_safetensors as files
 import torch
 from safetensors.torch import load_file, save_file
 from test_python_torch import Held, fails, killed_at, save, save_alone, state_of, step_of
-from test_python import is_sound, tessera
+from test_python import INSTALLED, is_sound, tessera
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -320,6 +322,28 @@ def test_saves_need_no_function_that_pytorch_may_remove(t):
     finally:
         torch.serialization._save = theirs
     assert torch.equal(torch.load(io.BytesIO(items_of(t.at("saved"))["w"])), torch.arange(7.))
+
+
+def test_what_a_pytorch_lacks_is_named_with_its_version(t):
+    """The names of PyTorch that begin with an underscore, or are in such a module, are used in one module, which says so if one is missing."""
+    program = """if True:
+        import sys, warnings
+        warnings.filterwarnings("ignore")
+        sys.path.insert(0, sys.argv[1])
+        import torch, torch.distributed.checkpoint as dcp, torch.distributed.checkpoint.filesystem as filesystem
+        names = [name for name in sys.argv[2:] if hasattr(filesystem, name)]
+        kept = {name: filesystem.__dict__.pop(name) for name in names}
+        torch.__version__ = "2.99.0"
+        import tessera.torch
+        """
+    left = lambda *names: subprocess.run([sys.executable, "-c", program, INSTALLED, *names], capture_output=True, text=True).stderr.strip().splitlines()
+    assert left("_StorageWriterTransforms", "_split_by_size_and_type") == []
+    assert "filesystem._StorageInfo" in left("_StorageInfo")[-1] and "PyTorch 2.99.0 does not have" in left("_StorageInfo")[-1], left("_StorageInfo")
+    others = [name for name in os.listdir(os.path.join(INSTALLED, "tessera")) if name.endswith(".py") and name != "_torch_versions.py"]
+    for name in others:
+        with open(os.path.join(INSTALLED, "tessera", name)) as f:
+            found = re.findall(r'from torch[\w.]* import (?:.*, )?_\w+|(?<!")\btorch(?:\.\w+)*\._[a-z]\w+', f.read())
+        assert not found, (name, found)
 
 
 def same_archives(name, ours, theirs, summed):

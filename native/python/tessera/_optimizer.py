@@ -5,26 +5,15 @@ import io
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
-from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from ._checkpoint import Checkpoint
 from ._choices import state_dict, text
 from ._library import FOR_VALUES, PlannedRead, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of
-
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:  # before PyTorch 2.5
-    from torch.distributed._tensor import DTensor
-
+from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties
 
 _MOST_POSITIONS = 1 << 20  # of a list in a state dict, so that a damaged path cannot take all memory
-
-
-def _default_group():
-    return dist.distributed_c10d._get_default_group()
 
 
 # ---- the layout ----
@@ -37,7 +26,8 @@ def _is_slice(name, value):
     if type(value) is ShardedTensor and value.local_shards():
         inner = value.local_shards()[0].tensor
     elif type(value) is DTensor:
-        inner = value._local_tensor
+        with torch.no_grad():
+            inner = value.to_local()
     if type(inner) not in (ShardedTensor, DTensor):
         return False
     if type(value) is not ShardedTensor or type(inner) is not ShardedTensor:
@@ -118,7 +108,7 @@ class _Job:
     def prepare(self):
         text(self.key, "optimizer_key")
         slices, group = _layout(state_dict(self.model_state_dict, "model_state_dict"))
-        self.is_2d, self.group = group is not None, group or _default_group()
+        self.is_2d, self.group = group is not None, group or dist.group.WORLD
         self.device = _device_of(self.group)
         self.checkpoint = Checkpoint(self.path, **self.opening, _purpose=FOR_VALUES)
         self.entries = list(self.checkpoint.values())

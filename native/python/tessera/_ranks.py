@@ -12,17 +12,17 @@ def attempt(step):
         return None, e
 
 
-def agree(failure, shared=()):
+def agree(failure, shared=(), group=None):
     """Raises the failure of the lowest rank on every rank. Otherwise raises an error for the first of `shared`, [(what, text)], in which
-    two ranks differ."""
+    two ranks differ. group: the process group whose ranks agree; None is the default group."""
     mine = None
     if failure is not None:
         mine = str(failure) or type(failure).__name__, getattr(failure, "status", type(failure).__name__), getattr(failure, "byte_position", None)
-    ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (mine, shared))
+    ranks = [None] * dist.get_world_size(group)
+    dist.all_gather_object(ranks, (mine, shared), group)
     for rank, (failed, _) in enumerate(ranks):
         if failed:
-            raise TesseraError(f"rank {rank}: {failed[0]}", *failed[1:]) from (failure if rank == dist.get_rank() else None)
+            raise TesseraError(f"rank {rank}: {failed[0]}", *failed[1:]) from (failure if rank == dist.get_rank(group) else None)
     for rank, (_, theirs) in enumerate(ranks):
         for (what, first), (_, other) in zip(ranks[0][1], theirs):
             if first != other:

@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -35,6 +34,7 @@ from ._save_objects import SCHEMES, Objects
 from ._save_place import TO_REPLACE, with_end_sum
 from ._saving import REPLACES, Joining, Saving
 from ._torch_save import StorageWriter, _in_host_memory, _Results
+from ._torch_versions import StorageInfo
 
 _open_files = _function("files_open", _p, _char, _u64, _int, _WRITE, _p)
 _begin_files = _function("files_begin", _int, _p, _char, ctypes.c_size_t, _char, ctypes.c_size_t, _p)
@@ -414,7 +414,7 @@ class SafetensorsWriter(StorageWriter):
 
     def _write_file(self, name, content, file, planner):
         content.write(file, planner, self.per_thread_copy_ahead)
-        results = [WriteResult(index=item.index, size_in_bytes=tensor.nbytes, storage_data=_StorageInfo(name, 0, tensor.nbytes))
+        results = [WriteResult(index=item.index, size_in_bytes=tensor.nbytes, storage_data=StorageInfo(name, 0, tensor.nbytes))
                    for item, tensor in content.tensors.values()]
         handed = file.finish()
         if handed:

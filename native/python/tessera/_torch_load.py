@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import operator
 import os
 from collections.abc import Iterable
@@ -9,7 +11,7 @@ from typing import Any, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath, state_dict as checked_state_dict, text
@@ -17,7 +19,6 @@ from ._library import FOR_VALUES, TesseraError, matches, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
 from ._torch_metadata import MARKER, has_box, marker_of, metadata_of, warn_of_copies
-from ._torch_versions import compute_local_shape_and_global_offset
 
 
 def _known_dtype(checkpoint, entry):
@@ -30,15 +31,15 @@ def _is_whole(entry):
     return entry._checkpoint._session.is_tiled(entry._index)
 
 
-def _open(path, choices, choose):
+def _open(path, choices, choose, group):
     """Returns the checkpoint, the names that `choose` finds in it, and, if every rank wrote its own metadata, what this rank wrote, or None.
     The latter alone is the checkpoint if it has all of these tensors; the ranks together may not even be one checkpoint.
 
-    choose: returns names for a checkpoint, or raises TesseraError if it lacks one."""
+    choose: returns names for a checkpoint, or raises TesseraError if it lacks one. group: the process group in which this rank has its number."""
     own = None
     if dist.is_available() and dist.is_initialized():
         try:
-            own = Checkpoint(path, **choices, _purpose=FOR_VALUES, _metadata_rank=dist.get_rank())
+            own = Checkpoint(path, **choices, _purpose=FOR_VALUES, _metadata_rank=dist.get_rank(group))
         except TesseraError as e:
             if e.status != "not found":  # there are fewer ranks in the checkpoint
                 raise
@@ -139,10 +140,12 @@ def _name_of(dtype):
 
 def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | torch.device = "cpu", *, part: str | None = None,
          step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, prefix: str = "",
-         map: Document | None = None, inverse: bool = False, dtype: torch.dtype | str | None = None, verify: bool = True) -> dict[str, torch.Tensor]:
+         map: Document | None = None, inverse: bool = False, dtype: torch.dtype | str | None = None, verify: bool = True,
+         process_group: dist.ProcessGroup | None = None) -> dict[str, torch.Tensor]:
     """Load tensors from any checkpoint that tessera.open accepts, and return {fqn: tensor}. Nothing in the checkpoint is executed, and
     only the requested tensors are read. If every rank wrote its own metadata (use_collectives=False) and torch.distributed is initialized,
-    each rank loads what it saved itself, completed from the other ranks where it saved only some elements of a tensor.
+    each rank loads what it saved itself, completed from the other ranks where it saved only some elements of a tensor. process_group: that of
+    the save, if it was not the default group.
 
     names: names, or GLOBs as on the command line, such as "layers.*.weight" or "model.**"; None loads every tensor. A name that is in
     the checkpoint is never taken for a GLOB. Objects are left out. map_location: the device of the tensors. prefix: load only names
@@ -158,7 +161,7 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     device, cast, prefix = torch.device(map_location), _floating(dtype), text(prefix or "", "prefix")
     names = None if names is None else _checked(names)
     choices = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse}
-    checkpoint, found, own = _open(path, choices, lambda of: _selected(of, names, prefix))
+    checkpoint, found, own = _open(path, choices, lambda of: _selected(of, names, prefix), process_group)
     with checkpoint, own or contextlib.nullcontext():
         entries = _tensors_of(checkpoint, [own[name] if own is not None and name in own and _is_whole(own[name]) else checkpoint[name] for name in found])
         if cast is not None:
@@ -171,18 +174,68 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
 # ---- load_into ----
 
 
-def _is_dtensor(tensor):
-    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+def _chunk(size, count, number):
+    """Returns where one of `count` chunks of a dimension begins and ends, as torch.chunk divides it."""
+    each = -(-size // count)
+    return min(number * each, size), min((number + 1) * each, size)
+
+
+def _cut(ranges, begin, end):
+    """Returns the ranges that are from `begin` to `end` of ranges which follow each other."""
+    found, at = [], 0
+    for each in ranges:
+        part = each[max(0, begin - at):max(0, end - at)]
+        at += len(each)
+        if part and found and found[-1].stop == part.start:
+            found[-1] = range(found[-1].start, part.stop)
+        elif part:
+            found.append(part)
+    return found
+
+
+def _ranges(tensor, coordinate):
+    """Returns, for each dimension of a DTensor, the ranges of the whole tensor that follow each other in the local tensor of the rank at this
+    coordinate of its mesh. Those of a _StridedShard need not be adjacent: it takes a chunk of each of `split_factor` chunks."""
+    dims = [[range(size)] for size in tensor.shape]
+    for number, (count, placement) in enumerate(zip(tensor.device_mesh.shape, tensor.placements)):
+        if placement.is_replicate():
+            continue
+        if placement.is_partial() or not hasattr(placement, "dim"):
+            raise TesseraError(f"a tensor with the placements {tensor.placements} cannot be filled: only Shard and Replicate say which elements a rank "
+                               "holds", "usage")
+        ranges, found = dims[placement.dim], []
+        size, factor = sum(map(len, ranges)), getattr(placement, "split_factor", 1)
+        for begin, end in (_chunk(size, factor, n) for n in range(factor)):
+            first, last = _chunk(end - begin, count, coordinate[number])
+            found += _cut(ranges, begin + first, begin + last)
+        dims[placement.dim] = found
+    return dims
+
+
+def _pieces_of_dtensor(tensor):
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:  # this rank is not part of the mesh
+        return []
+    local, dims = tensor.to_local(), _ranges(tensor, coordinate)
+    sizes = tuple(sum(map(len, ranges)) for ranges in dims)
+    if local.numel() == 0 == math.prod(sizes):
+        return []
+    if tuple(local.shape) != sizes:
+        raise TesseraError(f"a tensor {list(tensor.shape)} with the placements {tensor.placements} has {list(local.shape)} elements on this rank, which are not "
+                           "those that its placements give it", "usage")
+    found = []
+    for box in itertools.product(*([(sum(map(len, ranges[:n])), each) for n, each in enumerate(ranges)] for ranges in dims)):
+        piece = local
+        for dim, (at, each) in enumerate(box):
+            piece = piece.narrow(dim, at, len(each))
+        found.append((piece, tuple(each.start for _, each in box)))
+    return found
 
 
 def _pieces(tensor):
     """Returns the local tensors that hold this rank's elements of a tensor, each with its offsets in the whole tensor."""
-    if _is_dtensor(tensor):
-        if any(placement.is_partial() for placement in tensor.placements):
-            raise TesseraError(f"a tensor with the placements {tensor.placements} holds partial sums, and cannot be filled", "usage")
-        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        local = tensor._local_tensor
-        return [(local, tuple(offsets))] if local.numel() else []
+    if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
+        return _pieces_of_dtensor(tensor)
     if hasattr(tensor, "local_shards"):  # a ShardedTensor
         return [(shard.tensor, tuple(shard.metadata.shard_offsets)) for shard in tensor.local_shards()]
     return [(tensor, (0,) * tensor.dim())]
@@ -284,15 +337,16 @@ def _check_files(checkpoint, targets):
 class _Filling:
     """What one rank loads."""
 
-    def __init__(self, state_dict, path, choices, strict, verify):
-        self.state_dict, self.path, self.choices, self.strict, self.verify = state_dict, path, choices, strict, verify
+    def __init__(self, state_dict, path, choices, strict, verify, group):
+        self.state_dict, self.path, self.choices, self.strict, self.verify, self.group = state_dict, path, choices, strict, verify, group
         self.missing, self.unexpected, self.sources, self.targets, self.read = [], [], [], [], []
 
     def check(self):
         """Finds everything that can be wrong without reading values."""
-        flat, _ = flatten_state_dict(checked_state_dict(self.state_dict))
-        tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
-        checkpoint, _, own = _open(self.path, self.choices, lambda _: list(tensors))
+        planner = DefaultSavePlanner(flatten_sharded_tensors=False)  # which flattens a state dict
+        planner.set_up_planner(checked_state_dict(self.state_dict), is_coordinator=False)
+        tensors = {name: value for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
+        checkpoint, _, own = _open(self.path, self.choices, lambda _: list(tensors), self.group)
         self.sources = [checkpoint, own]
         self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
         absent = set(self.missing)
@@ -337,7 +391,7 @@ class _Filling:
 
 def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *, no_dist: bool = False, part: str | None = None,
               step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-              staged: bool = False, verify: bool = True) -> tuple[list[str], list[str]]:
+              staged: bool = False, verify: bool = True, process_group: dist.ProcessGroup | None = None) -> tuple[list[str], list[str]]:
     """Fill the tensors of a nested or flat state dict in place from any checkpoint that tessera.open accepts. Return
     (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has.
 
@@ -349,16 +403,16 @@ def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *,
     the bytes of every tensor are there. Then tensors are filled without a second copy; if reading fails even so, the error states that the
     state dict is partly filled. staged: read everything into other memory first, so that after any error nothing has changed on any rank.
 
-    If torch.distributed is initialized, every rank of the default group must call this, unless no_dist is set, as with
-    torch.distributed.checkpoint.load."""
-    filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict, verify)
-    are_many = not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    If torch.distributed is initialized, every rank of process_group (by default, of the default group) must call this, unless no_dist is set,
+    as with torch.distributed.checkpoint.load."""
+    filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict, verify, process_group)
+    are_many = not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
     try:
         with torch.no_grad():
             for action in (filling.check, *((filling.stage, filling.keep) if staged else (filling.fill,))):
                 _, failure = attempt(action)
                 if are_many:
-                    agree(failure)
+                    agree(failure, group=process_group)
                 elif failure:
                     raise failure
     finally:

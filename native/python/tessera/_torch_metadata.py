@@ -13,22 +13,18 @@ import pathlib
 import pickle
 
 import torch
-from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 
 from ._library import warn
 from ._save_place import MARKER, RANK_MARKER
 from ._slots import dtype_of
-from ._torch_versions import meta_fields
-
-def _classes_of(module, names):
-    return {name: getattr(module, name) for name in names if hasattr(module, name)}
+from ._torch_versions import StorageInfo, StoragePrefix, meta_fields
 
 
-_RECORDS = {**_classes_of(classes, ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
-                                    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
-            **_classes_of(filesystem, ("_StorageInfo", "_StoragePrefix"))}
+_RECORDS = {**{name: getattr(classes, name) for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+                                    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING") if hasattr(classes, name)},
+            "_StorageInfo": StorageInfo, "_StoragePrefix": StoragePrefix}
 _RECORD_MODULES = {"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
                    "torch.distributed._shard.checkpoint.metadata", "torch.distributed._shard.checkpoint.filesystem"}
 
@@ -40,9 +36,10 @@ def _member(of, name):
     return of.__members__[name]
 
 
+_LAYOUTS = {str(layout): layout for layout in vars(torch).values() if isinstance(layout, torch.layout)}
 # Functions are wrapped, because a pickle could set attributes of the originals.
 _VALUES = {("torch", "Size"): torch.Size,
-           ("torch.serialization", "_get_layout"): lambda name: torch.serialization._get_layout(name),
+           ("torch.serialization", "_get_layout"): lambda name: _LAYOUTS[name],
            ("builtins", "getattr"): lambda of, name: _member(of, name),
            ("collections", "OrderedDict"): collections.OrderedDict,
            **{(module, name): lambda *parts, name=name: getattr(pathlib, name)(*parts)

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo, _StoragePrefix
 from torch.futures import Future
 
 from ._archive import PIECE_BYTES, whole_archive, write_archive
@@ -27,7 +26,7 @@ from ._library import TesseraError, warn
 from ._save_directory import Directory
 from ._save_objects import SCHEMES, Objects
 from ._save_place import with_end_sum
-from ._torch_versions import BlockingAsyncStager, StreamTransforms, create_cpu_state_dict, meta_fields
+from ._torch_versions import BlockingAsyncStager, StorageInfo, StoragePrefix, StreamTransforms, create_cpu_state_dict, meta_fields
 
 # ---- one rank's files ----
 
@@ -130,9 +129,27 @@ class _Results(list):
 _ITEM_BYTES = 64 << 10  # more than what is written around a tensor, and what most objects have
 
 
+def _tensor_bytes(item):
+    data = item.tensor_data
+    return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize if data is not None else 0
+
+
 def _expected_bytes(items):
-    tensors = (item.tensor_data for item in items if item.tensor_data is not None)
-    return sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors) + _ITEM_BYTES * len(items)
+    return sum(map(_tensor_bytes, items)) + _ITEM_BYTES * len(items)
+
+
+def _split(items, count):
+    """Divides items between `count` files as PyTorch's FileSystemWriter does, and leaves out files without any: objects in turn, then the
+    largest tensor to the smallest file."""
+    if count == 1:
+        return [items]
+    objects = [item for item in items if item.type == WriteItemType.BYTE_IO]
+    groups, sizes = [objects[n::count] for n in range(count)], [0] * count
+    for item in sorted((item for item in items if item.type != WriteItemType.BYTE_IO), key=_tensor_bytes, reverse=True):
+        smallest = sizes.index(min(sizes))
+        groups[smallest].append(item)
+        sizes[smallest] += _tensor_bytes(item)
+    return [group for group in groups if group]
 
 
 class _RankWriter:
@@ -187,7 +204,7 @@ class _RankWriter:
         if to is not out:
             to.close()
         length = out.tell() - offset
-        return WriteResult(index=item.index, size_in_bytes=length, storage_data=_StorageInfo(name, offset, length, **more))
+        return WriteResult(index=item.index, size_in_bytes=length, storage_data=StorageInfo(name, offset, length, **more))
 
 
 def _number(name, value, least):
@@ -320,7 +337,7 @@ class StorageWriter(_StorageWriter, _Stager):
     def prepare_global_plan(self, plans):
         self._place.begin()
         # PyTorch's own type, because plans that a planner caches are shared by all writers of a process.
-        return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{number}_"))
+        return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=StoragePrefix(f"__{number}_"))
                 for number, plan in enumerate(plans, self._place.rank or 0)]
 
     def write_data(self, plan, planner):
@@ -335,7 +352,7 @@ class StorageWriter(_StorageWriter, _Stager):
 
     def _write_files(self, plan, planner):
         if self.single_file_per_rank or isinstance(self._place, Objects):
-            groups = [items for items in _split_by_size_and_type(self.thread_count, list(plan.items)) if items]
+            groups = _split(list(plan.items), self.thread_count)
         else:
             groups = [[item] for item in plan.items]
         files = self._place.new_files(plan.storage_data.prefix.strip("_"), [_expected_bytes(items) for items in groups])
