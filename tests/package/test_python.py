@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import pathlib
 import random
 import re
 import subprocess
@@ -191,6 +192,9 @@ def test_slices_are_those_of_torch(t):
                 want = resolved(value[key])
                 assert got.nbytes == want.numel() * want.element_size() and bytes(got) == want.numpy().tobytes(), f"{name}{key}"
                 assert not got.nbytes or got.shape == tuple(want.shape)
+            for key in (..., (..., slice(0, 2)), (0, ...), (-1, ...) + (slice(None),) * (value.dim() - 1)):
+                want = value[key if key is ... else tuple(slice(k, k + 1 or None) if isinstance(k, int) else k for k in key)]
+                assert bytes(entry[key]) == resolved(want).numpy().tobytes() and entry.array(key).shape == tuple(want.shape), f"{name}{key}"
             last = entry[-1]
             assert last.tolist() == resolved(value[-1:]).tolist()
 
@@ -218,6 +222,10 @@ def test_misuse_and_damage_are_exceptions_with_the_reason(t):
         refused(lambda: weight.read([0, 0], [2**40, 1]), ValueError, "beyond 'weight'")
         refused(lambda: weight[::2], IndexError, "may not have a step, which is 2")
         refused(lambda: weight[99], IndexError, "99")
+        refused(lambda: weight[..., 0, ...], IndexError, "only one ...")
+        refused(lambda: weight[0, ..., 0, 0], IndexError, "2 dims, not 3")
+        for key in (True, None, 1.0, [0], "0"):
+            refused(lambda: weight[key], TypeError, "indexed by integers")
         refused(lambda: checkpoint["step"].read(), TypeError, "not one dense tensor")
         refused(lambda: checkpoint["absent"], KeyError, "absent")
     refused(lambda: weight.read(), ValueError, "closed")
@@ -454,6 +462,38 @@ def test_wrong_options_say_what_is_allowed(t):
         for call in (lambda: checkpoint["weight"]["x"], lambda: checkpoint["weight"].read("xy"), lambda: checkpoint["weight"].read([0.5, 0])):
             refused(call, TypeError, "integer")
     refused(lambda: tessera.torch.StorageWriter(None), TypeError, "PathLike", "None")
+
+
+class Named:
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return self.path
+
+
+def test_a_path_is_one_for_every_function(t):
+    path = os.path.join(SAMPLES, "dcp_small")
+    calls = {"open": lambda p: tessera.open(p)["weight"].shape, "torch.load": lambda p: tessera.torch.load(p)["weight"].tolist(), "inspect": lambda p: tessera.inspect(p)["entries"],
+             "check": tessera.check, "validate": lambda p: tessera.validate(p)["findings"], "diff": lambda p: tessera.diff(path, p)["same"],
+             "reader": lambda p: tessera.torch.StorageReader(p).read_metadata().planner_data, "writer": lambda p: tessera.torch.StorageWriter(p).path}
+    for name, call in calls.items():
+        want = call(path)
+        for given in (pathlib.Path(path), os.fsencode(path), Named(path), Named(os.fsencode(path))):
+            assert call(given) == want, (name, given)
+        for given in (None, 5, [5], io.BytesIO()):
+            refused(lambda: call(given), TypeError, "os.PathLike")
+        refused(lambda: call(path + "\0x"), ValueError, "null characters")
+    for function in (tessera.open, tessera.inspect):
+        refused(lambda: function(path, also=[path + "\0x"]), ValueError, "null characters")
+        refused(lambda: function(path, also=[5]), TypeError, "also")
+    assert tessera.open(os.fsencode(path)).path == path
+    for option in ("part", "step", "map", "shards", "lora"):
+        refused(lambda: tessera.open(path, **{option: "a\0b"}), ValueError, "null")
+    refused(lambda: tessera.torch.StorageWriter(""), ValueError, "path is empty")
+    for missing in (lambda: tessera.convert(path, None), lambda: tessera.verify(path, None), lambda: tessera.latest(None), lambda: tessera.map_show(None)):
+        refused(missing, TypeError, "not NoneType")
+    assert tessera.explain(None) and tessera.doctor(None)
 
 
 def test_an_entry_is_a_numpy_array(t):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import AbstractSet, Any, Literal, Sequence, Union
 
 from ._checkpoint import Checkpoint
-from ._choices import Choices, Document, StrPath, encoded, listed, text, text_of, tolerance, whole_number
+from ._choices import Choices, Document, StrPath, encoded, for_c, listed, path_text, text, text_of, tolerance, whole_number
 from ._html import SHOWN
 from ._library import TesseraError, in_python, run_command, slice_of, warn
 from ._options import OPTIONS
@@ -21,6 +21,7 @@ Against = Union[Checkpoint, Document, Sequence[str], AbstractSet[str]]
 Format = Literal["json", "sarif", "junit", "github", "gitlab"]
 _FORMATS = ("json", "sarif", "junit", "github", "gitlab")
 # Commands that make or remove files. They are stopped only where they can clean up.
+_OPTIONAL = {"directory", "modules", "rule"}  # operands
 _WRITING = {"convert", "cp", "exec", "merge", "optim", "prune", "repair", "reshard"}
 
 
@@ -71,9 +72,7 @@ def _path(given, name, what="a str or an os.PathLike"):
         if chosen:
             raise ValueError(f"{name} was opened with {', '.join(chosen)}, which a command cannot repeat for it; pass its path")
         return os.fsencode(given.path)
-    if not isinstance(given, (str, os.PathLike)):
-        raise TypeError(f"{name} is {what}, not {type(given).__name__}")
-    return os.fsencode(given)
+    return os.fsencode(path_text(given, name, what))
 
 
 def _choices_of(checkpoint):
@@ -156,7 +155,7 @@ def _values(name, kind, words, given, texts):
 def _operands(command, operands, options, texts):
     """Returns the operands, (name, value), as bytes. An opened checkpoint that comes first brings the options with which it was opened."""
     taken = []
-    for at, (name, operand) in enumerate(one for one in operands if one[1] is not None):
+    for at, (name, operand) in enumerate(one for one in operands if one[1] is not None or one[0] not in _OPTIONAL):
         if isinstance(operand, Checkpoint) and at == (1 if command in ("map", "merge", "optim") else 0):
             choices = {**_choices_of(operand), **{name: value for name, value in operand._layers._asdict().items() if value}}
             for option, value in {**choices, **operand._shared}.items():
@@ -228,8 +227,7 @@ def _call(command, operands, options, form, on_progress, progress):
         if form:
             given.append((b"format", form.encode()))
         for one in (*taken, *(value for _, value in given if value)):
-            if b"\0" in one:
-                raise ValueError("paths and strings may not contain null characters")
+            for_c(one)
         written, said, ran = run_command(command, taken, given, writes=command in _WRITING, on_progress=bar or on_progress)
     finally:
         texts.close()

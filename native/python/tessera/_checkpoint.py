@@ -10,7 +10,9 @@ from ._choices import Choices, Document, Layers, StrPath
 from ._library import FOR_NAMES, Session, TesseraError
 
 if TYPE_CHECKING:
+    from types import EllipsisType
     from ._call import Against
+    Index = int | slice | EllipsisType
 
 # The dtypes that memoryview has a format for. Tensors of other dtypes are read as bytes.
 _MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
@@ -92,8 +94,8 @@ class Entry:
             return view
         return view.cast(letter, sizes) if sizes else view.cast(letter)
 
-    def __getitem__(self, key: int | slice | tuple[int | slice, ...]) -> memoryview:
-        """Read a slice, such as entry[2:5, 0]. Slices may not have steps, and indexed dimensions keep size 1. See `read`."""
+    def __getitem__(self, key: Index | tuple[Index, ...]) -> memoryview:
+        """Read a slice, such as entry[2:5, 0] or entry[..., 0]. Slices may not have steps, and indexed dimensions keep size 1. See `read`."""
         return self.read(*self._box(key))
 
     def _box(self, key):
@@ -101,11 +103,18 @@ class Entry:
         if self.kind != "tensor":
             raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
         key = key if isinstance(key, tuple) else (key,)
-        if len(key) > len(self.shape):
-            raise IndexError(f"'{self.name}' has {len(self.shape)} dims, not {len(key)}")
+        rest = [at for at, part in enumerate(key) if part is ...]
+        if len(rest) > 1:
+            raise IndexError(f"a slice of '{self.name}' may have only one ...")
+        if len(key) - len(rest) > len(self.shape):
+            raise IndexError(f"'{self.name}' has {len(self.shape)} dims, not {len(key) - len(rest)}")
+        at = rest[0] if rest else len(key)
+        key = key[:at] + (slice(None),) * (len(self.shape) - len(key) + len(rest)) + key[at + 1:]
         offsets, sizes = [], []
-        for n, part in zip(self.shape, key + (slice(None),) * (len(self.shape) - len(key))):
+        for n, part in zip(self.shape, key):
             if not isinstance(part, slice):
+                if isinstance(part, bool) or not hasattr(part, "__index__"):
+                    raise TypeError(f"'{self.name}' is indexed by integers, slices and ..., not by {type(part).__name__}")
                 part = operator.index(part)
                 at = part + n if part < 0 else part
                 if not 0 <= at < n:
@@ -118,7 +127,7 @@ class Entry:
             sizes.append(max(0, stop - start))
         return offsets, sizes
 
-    def array(self, key: int | slice | tuple[int | slice, ...] = ()) -> Any:
+    def array(self, key: Index | tuple[Index, ...] = ()) -> Any:
         """Read a slice as a numpy array, without a second copy; by default, the whole tensor. Indexed dimensions keep size 1. bfloat16,
         complex32 and float8 need the package ml_dtypes."""
         import numpy

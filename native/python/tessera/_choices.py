@@ -42,6 +42,20 @@ def text(given: Any, what: str) -> str:
     return given
 
 
+def for_c(given: bytes) -> bytes:
+    """Refuses what C would read only a part of."""
+    if b"\0" in given:
+        raise ValueError("paths and strings may not contain null characters")
+    return given
+
+
+def path_text(given: Any, name: str = "path", what: str = "a str or an os.PathLike") -> str:
+    """Returns a path as a str. Bytes, as os functions accept them, are decoded as these do."""
+    if not isinstance(given, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name} is {what}, not {type(given).__name__}")
+    return os.fsdecode(for_c(os.fsencode(given)))
+
+
 def state_dict(given: Any, what: str = "state_dict") -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
@@ -85,24 +99,21 @@ class Choices(NamedTuple):
 
     def paths(self, path: StrPath) -> list[bytes]:
         """Returns `path` and the directories that form one checkpoint with it."""
-        also = [self.also] if isinstance(self.also, (str, os.PathLike)) else self.also or ()
+        also = [self.also] if isinstance(self.also, (str, bytes, os.PathLike)) else self.also or ()
         if not isinstance(also, Iterable):
             raise TypeError(f"also takes paths of directories, not {type(also).__name__}")
-        also = list(also)
-        for other in also:
-            if not isinstance(other, (str, os.PathLike)):
-                raise TypeError(f"also takes paths of directories, not {type(other).__name__}")
-        return [os.fsencode(p) for p in ([path] if self.is_compared else [path, *also])]
+        others = [path_text(other, "each directory of also") for other in also]
+        return [os.fsencode(p) for p in ([path_text(path)] if self.is_compared else [path_text(path), *others])]
 
     def name_of_part(self) -> bytes | None:
         if self.part is not None and not isinstance(self.part, str):
             raise TypeError(f"part is the name of a part, not {type(self.part).__name__}")
-        return None if self.part is None else encoded(self.part)
+        return None if self.part is None else for_c(encoded(self.part))
 
     def name_of_step(self) -> bytes | None:
         if self.step is not None and (isinstance(self.step, bool) or not isinstance(self.step, (str, int))):
             raise TypeError(f"step is 'latest', 'latest-valid', a name, a path or a number, not {type(self.step).__name__}")
-        return None if self.step is None else encoded(str(self.step))
+        return None if self.step is None else for_c(encoded(str(self.step)))
 
     def map_of_ranks(self) -> tuple[bytes | None, bytes | None]:
         """Returns `shards` as (its name or path, None) or as (None, its text)."""
@@ -113,7 +124,7 @@ class Choices(NamedTuple):
             return None, text
         if not isinstance(self.shards, (str, os.PathLike)):
             raise TypeError(f"shards is a document, its path, or the name of a built-in map, not {type(self.shards).__name__}")
-        return os.fsencode(self.shards), None
+        return for_c(os.fsencode(self.shards)), None
 
 
 class Layers(NamedTuple):
@@ -142,4 +153,4 @@ class Layers(NamedTuple):
         """Returns how messages call the map; the name of a built-in one."""
         if self.map is None:
             return None
-        return os.fsencode(self.map) if text_of(self.map) is None and isinstance(self.map, (str, os.PathLike)) else b"map"
+        return for_c(os.fsencode(self.map)) if text_of(self.map) is None and isinstance(self.map, (str, os.PathLike)) else b"map"

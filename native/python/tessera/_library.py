@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 
-from ._choices import Choices, Layers, encoded, whole_number
+from ._choices import Choices, Layers, encoded, path_text, whole_number
 from ._options import OPTIONS
 
 MAX_NDIM = 64
@@ -383,7 +383,7 @@ class Session:
     """An opened checkpoint. Not to be used after close."""
 
     def __init__(self, path, choices=Choices(), layers=Layers(), *, threads=0, io_depth=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
-        self.path = os.fspath(path)
+        self.path = path_text(path)
         self._stop = _Stop()
         self._handle = None
         _sessions.add(self)
@@ -404,7 +404,7 @@ class Session:
         if buffer is not None:
             what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)
         what.inverse, what.dequantize, what.canonical, what.map = layers.inverse, layers.dequantize, layers.canonical, layers.map_name()
-        what.lora = os.fsencode(layers.lora) if layers.lora is not None else None
+        what.lora = os.fsencode(path_text(layers.lora, "lora")) if layers.lora is not None else None
         document = layers.map_text()
         kept = ctypes.create_string_buffer(document, len(document) + 1) if document is not None else None
         if kept is not None:

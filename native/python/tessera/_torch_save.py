@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ._archive import PIECE_BYTES, whole_archive, write_archive
-from ._choices import StrPath
+from ._choices import StrPath, path_text
 from ._library import TesseraError, warn
 from ._save_directory import Directory
 from ._save_objects import SCHEMES, Objects
@@ -269,7 +269,9 @@ class StorageWriter(_StorageWriter, _Stager):
             from ._save_safetensors import SafetensorsWriter
             self.__class__ = SafetensorsWriter
         self._check_options()
-        self.reset(os.fspath(path))
+        if not path_text(path):
+            raise ValueError("path is empty; it names a directory or a URL")
+        self.reset(path)
 
     def _check_options(self):
         if self.form != "dcp":
@@ -289,7 +291,7 @@ class StorageWriter(_StorageWriter, _Stager):
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
-            self._place = self._place_of(os.fspath(checkpoint_id))
+            self._place = self._place_of(path_text(checkpoint_id))
         self._coordinator = False
         self._save_id = str(uuid.uuid4())
 
@@ -314,9 +316,10 @@ class StorageWriter(_StorageWriter, _Stager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id):
-        if not isinstance(checkpoint_id, (str, os.PathLike)):
+        try:
+            path = path_text(checkpoint_id)
+        except (TypeError, ValueError):
             return False
-        path = os.fspath(checkpoint_id)
         return "://" not in path or path.startswith(SCHEMES)
 
     def storage_meta(self):
