@@ -518,31 +518,6 @@ static tsr_status fetch_rows(const gathering *g, const part_share *share, const 
     return TSR_OK;
 }
 
-static tsr_status fetch_share(const gathering *g, const part_share *share)
-{
-    const tsr_axis *axes = share->axes;
-    const size_t scratch_size = g->scratch_size - TSR_COPY_SLACK;
-    fetch_plan plan = plan_fetch(axes, share->axis_count, g->gather->itemsize, scratch_size);
-    if (plan.loops == 0) return fetch_block(g, share, &plan, 1, (fetch_at){0, 0});
-    const uint32_t outer = plan.loops - 1;
-    const bool apart = !plan.direct && plan.step == 1 && plan.span <= scratch_size / 2;
-    if (apart) plan.step = scratch_size / plan.span;
-    uint64_t at[TSR_MAX_NDIM] = {0};
-    do {
-        uint64_t from = 0, to = 0;
-        for (uint32_t i = 0; i < outer; i++) {
-            from += at[i] * axes[i].from;
-            to += at[i] * axes[i].to;
-        }
-        for (uint64_t i = 0; i < axes[outer].size; i += plan.step) {
-            const uint64_t steps = axes[outer].size - i < plan.step ? axes[outer].size - i : plan.step;
-            const fetch_at first = {from + i * axes[outer].from, to + i * axes[outer].to};
-            TSR_TRY(apart ? fetch_rows(g, share, &plan, steps, first) : fetch_block(g, share, &plan, steps, first));
-        }
-    } while (axes_advance(axes, outer, at));
-    return TSR_OK;
-}
-
 /* Applies swap, conjugation and negation to the part's elements at the destination. */
 static void resolve_share(const tsr_gather *gather, const tsr_located *part, tsr_axis *axes, uint32_t count, uint8_t *to)
 {
@@ -564,24 +539,38 @@ static tsr_status gather_part(gathering *g, tsr_located *part)
 {
     const tsr_gather *gather = g->gather;
     const tsr_box box = g->box;
-    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], byte = 0, to_byte = 0, to_step = gather->itemsize, volume = 1;
+    const size_t scratch_size = g->scratch_size - TSR_COPY_SLACK;
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], to_step = gather->itemsize, volume = 1, at[TSR_MAX_NDIM] = {0};
     if (!tsr_box_intersect((tsr_box){gather->ndim, part->offsets, part->sizes}, box, offsets, sizes)) return TSR_OK;
-    part_share share;
+    part_share share = {.part = part, .to = g->to};
     tsr_axis *axes = share.axes, kept[TSR_MAX_NDIM];
     for (uint32_t d = gather->ndim; d-- > 0;) {
         axes[d] = (tsr_axis){sizes[d], part->strides[d] * gather->itemsize, to_step};
-        byte += (offsets[d] - part->offsets[d]) * axes[d].from;
-        to_byte += (offsets[d] - tsr_box_offset(box, d)) * to_step;
+        share.byte += (offsets[d] - part->offsets[d]) * axes[d].from;
+        share.to += (offsets[d] - tsr_box_offset(box, d)) * to_step;
         to_step *= box.sizes[d];
         volume *= sizes[d];
     }
     g->filled += volume;
     memcpy(kept, axes, gather->ndim * sizeof *axes);
-    share.part = part;
-    share.byte = byte;
-    share.to = g->to + to_byte;
     share.axis_count = axes_simplify(axes, gather->ndim);
-    TSR_TRY(fetch_share(g, &share));
+    fetch_plan plan = plan_fetch(axes, share.axis_count, gather->itemsize, scratch_size);
+    const bool apart = plan.loops && !plan.direct && plan.step == 1 && plan.span <= scratch_size / 2;
+    if (apart) plan.step = scratch_size / plan.span;
+    const uint32_t outer = plan.loops ? plan.loops - 1 : 0;
+    const tsr_axis last = plan.loops ? axes[outer] : (tsr_axis){.size = 1};
+    do {
+        uint64_t from = 0, to = 0;
+        for (uint32_t i = 0; i < outer; i++) {
+            from += at[i] * axes[i].from;
+            to += at[i] * axes[i].to;
+        }
+        for (uint64_t i = 0; i < last.size; i += plan.step) {
+            const uint64_t steps = last.size - i < plan.step ? last.size - i : plan.step;
+            const fetch_at first = {from + i * last.from, to + i * last.to};
+            TSR_TRY(apart ? fetch_rows(g, &share, &plan, steps, first) : fetch_block(g, &share, &plan, steps, first));
+        }
+    } while (axes_advance(axes, outer, at));
     if (part->view.swap || part->view.conj || part->view.neg) resolve_share(gather, part, kept, gather->ndim, share.to);
     return TSR_OK;
 }

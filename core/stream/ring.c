@@ -231,28 +231,27 @@ static lender *take_lender(const tsr_ring *ring)
         if (!atomic_flag_test_and_set(&ring->lenders[i].busy)) return &ring->lenders[i];
 }
 
-static tsr_status fill_lent(tsr_ring *ring, half *h, size_t i, tsr_error *err)
-{
-    lender *l = take_lender(ring);
-    tsr_status status = TSR_OK;
-    if (h->lent[i] > l->own.capacity) status = grow(ring, &l->own, h->lent[i], most_lent(ring), err);
-    if (status == TSR_OK) status = ring->work.fill_lent(ring->work.ctx, job_at(ring, h, i), l->own.memory, err);
-    atomic_flag_clear(&l->busy);
-    return status;
-}
-
 /* Index 0 drains the older half. Every other index fills one job of the newer half. */
 static void round_body(void *arg, size_t index)
 {
     tsr_ring *ring = arg;
+    const tsr_ring_work *work = &ring->work;
     half *filling = &ring->halves[ring->filling];
-    if (index == 0) {
+    if (index-- == 0) {
         drain_half(ring, &ring->halves[1 - ring->filling]);
         return;
     }
-    tsr_error *err = &filling->errors[index - 1];
-    tsr_status status = ring->work.fill_lent ? fill_lent(ring, filling, index - 1, err)
-                                             : ring->work.fill(ring->work.ctx, job_at(ring, filling, index - 1), err);
+    void *job = job_at(ring, filling, index);
+    tsr_error *err = &filling->errors[index];
+    tsr_status status = TSR_OK;
+    if (work->fill_lent) {
+        lender *l = take_lender(ring);
+        if (filling->lent[index] > l->own.capacity) status = grow(ring, &l->own, filling->lent[index], most_lent(ring), err);
+        if (status == TSR_OK) status = work->fill_lent(work->ctx, job, l->own.memory, err);
+        atomic_flag_clear(&l->busy);
+    } else {
+        status = work->fill(work->ctx, job, err);
+    }
     name_failure(status, err);
 }
 
