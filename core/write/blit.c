@@ -199,37 +199,31 @@ static tsr_status write_columns(const state *s, blit_job *job, uint8_t *lent, ts
     return TSR_OK;
 }
 
-/* Sets *out to the bytes of a job's tile, in the blit's dtype. Reads the bytes that have not been read yet. */
-static tsr_status fill_tile(blit_job *job, uint8_t *lent, const uint8_t **out, tsr_error *err)
-{
-    const tsr_gather *gather = job->tile.gather;
-    const uint64_t write_at = job->blit->byte_offset + job->out_at;
-    const bool cast = casts(job->blit, gather);
-    uint8_t *room = lent;
-    if (!job->tile.filled) {
-        tsr_tile_place(&job->tile, lent, cast ? TSR_NO_POSITION : write_at);
-        TSR_TRY(tsr_tile_fill(&job->tile, err));
-        room += tsr_tile_memory(job->tile.bytes);
-    }
-    *out = job->tile.data;
-    if (!cast) return TSR_OK;
-    *out = room = tsr_place_for_copy(room, TSR_NO_POSITION, write_at);
-    tsr_cast_counted(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, room,
-                     &job->losses);
-    return TSR_OK;
-}
-
+/* Reads the bytes of a job's tile unless they are there, casts them to the blit's dtype, and writes them. */
 static tsr_status write_job(void *ctx, void *item, uint8_t *lent, tsr_error *err)
 {
-    const state *s = ctx;
+    const tsr_blit_run *run = ((const state *)ctx)->run;
     blit_job *job = item;
-    const uint8_t *out = job->blit->literal;
+    const tsr_blit *blit = job->blit;
+    const tsr_gather *gather = job->tile.gather; /* NULL: a literal */
+    const uint64_t write_at = blit->byte_offset + job->out_at;
+    const bool cast = gather && casts(blit, gather);
+    const uint8_t *out = blit->literal;
     if (job->out_bytes == 0) return TSR_OK;
-    if (job->columns) return write_columns(s, job, lent, err);
-    if (job->tile.gather) TSR_TRY(fill_tile(job, lent, &out, err));
-    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, out, job->out_bytes);
-    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, out,
-                                    job->out_bytes, err);
+    if (job->columns) return write_columns(ctx, job, lent, err);
+    if (gather && !job->tile.filled) {
+        tsr_tile_place(&job->tile, lent, cast ? TSR_NO_POSITION : write_at);
+        TSR_TRY(tsr_tile_fill(&job->tile, err));
+        lent += tsr_tile_memory(job->tile.bytes);
+    }
+    if (gather) out = job->tile.data;
+    if (cast) {
+        uint8_t *to = tsr_place_for_copy(lent, TSR_NO_POSITION, write_at);
+        tsr_cast_counted(gather->dtype, blit->dtype, out, job->tile.bytes / gather->itemsize, to, &job->losses);
+        out = to;
+    }
+    if (run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(run->checkpoint), 0, out, job->out_bytes);
+    return run->output->write_at(run->output, blit->file, write_at, out, job->out_bytes, err);
 }
 
 static void close_lease(state *s, tsr_gather *gather)
