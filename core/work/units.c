@@ -535,31 +535,25 @@ uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
 
 #define LANES_A_THREAD 2u /* so that enough lanes are left when one ends early */
 
-/* Units of one stage that are being processed: a few from each lane. */
-typedef struct batch {
-    tsr_work *work;
-    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
-    tsr_sink sink;
-    const tsr_stage *stage;
-    const tsr_lane *lanes;
-    size_t lane_count;
-    unit_blits of;
-} batch;
-
-/* A run over a part, and its progress. */
+/* A run over a part: the stage that is laid out, its lanes, and the batch of their units that is being processed. */
 typedef struct running {
     tsr_work *work;
+    tsr_sink sink;
     tsr_storage_reader part;
     tsr_unit **units; /* units of the part, in the order in which they are processed */
     tsr_ring *ring;
-    const tsr_work_journal *journal;
     tsr_progress progress;
     uint64_t byte_done, byte_total;
-    size_t units_left;
-    tsr_stage stage; /* the stage that is laid out */
-    size_t most_lanes;
-    tsr_lane *lanes; /* the lanes' remaining units, and the batch: most_lanes each */
-    tsr_lane *taken;
+    size_t unit_count, units_left;
+    tsr_stage stage;
+    tsr_arena *stage_arena;
+    size_t at, stage_end; /* the units of the stage that are not in lanes yet */
+    size_t most_lanes, lane_count;
+    tsr_lane *lanes; /* the lanes' remaining units: lane_count of most_lanes */
+    tsr_lane *taken; /* the batch, a few units from each lane: taken_count of most_lanes */
+    size_t taken_count;
+    tsr_arena *batch_arena;
+    unit_blits batch;
 } running;
 
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
@@ -570,23 +564,21 @@ static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
     return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
 }
 
-static bool is_whole(const batch *b, size_t i)
-{
-    return b->of.blits[i].byte_length == b->stage->blits[b->of.owners[i]].byte_length;
-}
-
 static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
 {
-    const batch *b = ctx;
-    if (!is_whole(b, i)) return TSR_OK; /* what follows a divided blit is written at the end */
-    b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
-    return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
+    const running *r = ctx;
+    const tsr_blit *blit = &r->batch.blits[i];
+    const uint32_t owner = r->batch.owners[i];
+    if (blit->byte_length != r->stage.blits[owner].byte_length)
+        return TSR_OK; /* what follows a divided blit is written at the end */
+    r->stage.blits[owner].crc = blit->crc;
+    return r->stage.behind ? r->stage.behind(&r->stage, owner, &r->sink, err) : TSR_OK;
 }
 
 /* Adds what casts lost in blit `i` of the unit: while it was written, and while layers below it computed its elements. */
-static void keep_losses(const batch *b, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
+static void keep_losses(const tsr_work *work, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
 {
-    tsr_checkpoint *checkpoint = b->work->job.checkpoint;
+    tsr_checkpoint *checkpoint = work->job.checkpoint;
     const bool listed = !blit->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), blit->entry);
     const tsr_entry *entry = blit->entry;
     tsr_cast_losses losses = blit->losses;
@@ -597,82 +589,40 @@ static void keep_losses(const batch *b, tsr_unit *unit, uint32_t i, const tsr_bl
     tsr_cast_losses_add(&unit->losses, losses);
 }
 
-static void keep_sums(const batch *b)
-{
-    size_t at = 0;
-    for (size_t l = 0; l < b->lane_count; l++) {
-        for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
-            tsr_unit *unit = b->units[u];
-            for (uint32_t i = 0; i < unit->count; i++, at++) {
-                unit->crcs[i] = b->of.blits[at].crc;
-                keep_losses(b, unit, i, &b->of.blits[at]);
-            }
-            unit->done = true;
-        }
-    }
-}
-
-static tsr_status append_records(const running *r, const batch *b, tsr_error *err)
+/* Keeps the CRCs and losses of the batch's units, which are then done. Appends their records to the journal, or NULL. */
+static tsr_status conclude_batch(running *r, const tsr_work_journal *journal, tsr_error *err)
 {
     tsr_output *output = r->work->output;
     tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
-    tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
-    for (size_t l = 0; l < b->lane_count; l++) {
-        for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
-            status = put_record(r->work, (size_t)(b->units[u] - tsr_work_unit(r->work, 0)), &records, err);
+    size_t at = 0;
+    for (size_t l = 0; l < r->taken_count; l++) {
+        for (size_t u = r->taken[l].first; u < r->taken[l].end; u++, r->units_left--) {
+            tsr_unit *unit = r->units[u];
+            for (uint32_t i = 0; i < unit->count; i++, at++) {
+                unit->crcs[i] = r->batch.blits[at].crc;
+                keep_losses(r->work, unit, i, &r->batch.blits[at]);
+            }
+            unit->done = true;
+            r->byte_done += unit->bytes;
+        }
     }
-    if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
+    if (!journal || (!r->units_left && journal->finishes)) return TSR_OK;
+    tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
+    for (size_t l = 0; l < r->taken_count; l++) {
+        for (size_t u = r->taken[l].first; u < r->taken[l].end && status == TSR_OK; u++)
+            status = put_record(r->work, (size_t)(r->units[u] - tsr_work_unit(r->work, 0)), &records, err);
+    }
+    if (status == TSR_OK) status = journal->append(journal->ctx, (tsr_str){records.items, records.count}, err);
     tsr_vec_free(&records);
     return status;
 }
 
-/* Processes the units of the first `lane_count` taken lanes, and appends their records to the journal. */
-static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
+/* Replaces an arena, or NULL, by an empty one. */
+static tsr_status renew(const running *r, tsr_arena **arena, tsr_error *err)
 {
-    tsr_work *work = r->work;
-    batch b = {.work = work,
-               .units = r->units,
-               .sink = {work->output, work->numbers},
-               .stage = &r->stage,
-               .lanes = r->taken,
-               .lane_count = lane_count};
-    const unit_lanes lanes = {.units = b.units, .unit_bytes = work->unit_bytes, .lanes = b.lanes, .count = lane_count};
-    tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = blits_of(b.stage, &lanes, arena, &b.of, err);
-    for (size_t i = 0; i < b.of.count && status == TSR_OK; i++) b.of.blits[i].file = work->numbers[b.of.blits[i].file];
-    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
-                                .output = work->output,
-                                .ring = r->ring,
-                                .ahead = work->ahead,
-                                .blits = b.of.blits,
-                                .count = b.of.count,
-                                .lane_ends = b.of.ends,
-                                .lane_count = lane_count,
-                                .crc = work->crc,
-                                .progress = &r->progress,
-                                .done = blit_done,
-                                .ctx = &b};
-    if (status == TSR_OK) status = tsr_blits_write(&blits, err);
-    if (status == TSR_OK) keep_sums(&b);
-    tsr_arena_free(arena);
-    for (size_t l = 0; l < lane_count; l++) {
-        r->units_left -= b.lanes[l].end - b.lanes[l].first;
-        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += r->units[u]->bytes;
-    }
-    const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
-    return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
-}
-
-/* Takes up to `each` units from each of the run's lanes. Returns how many lanes had some. */
-static size_t take_batch(running *r, size_t count, size_t each)
-{
-    size_t taken = 0;
-    for (size_t l = 0; l < count; l++) {
-        r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
-        taken += r->taken[taken].first < r->taken[taken].end;
-    }
-    return taken;
+    tsr_arena_free(*arena);
+    *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    return *arena ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* Whether units are ordered by server. A single process accesses one server after the other in any order. */
@@ -681,34 +631,57 @@ static bool goes_by_server(const running *r)
     return r->work->options.storage && r->part.readers > 1;
 }
 
-/* Processes units [first, end) of the run, which belong to one stage. */
-static tsr_status run_stage(running *r, size_t first, size_t end, tsr_error *err)
+/* Lays out the stage of the next unit, unless all of its units are done. */
+static tsr_status next_stage(running *r, tsr_error *err)
 {
-    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
-    if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_work_stage(r->work, r->units[first]->stage, arena, &r->stage, err);
-    if (status == TSR_OK && goes_by_server(r))
-        status = order_units(r->work, &r->stage, r->part, r->units + first, end - first, err);
-    while (first < end && status == TSR_OK) {
-        const size_t count = tsr_lanes_cut(&r->stage, r->units, first, end, r->most_lanes, r->lanes);
-        const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
-        first = r->lanes[count - 1].end;
-        for (size_t taken; status == TSR_OK && (taken = take_batch(r, count, each)) > 0;) status = run_batch(r, taken, err);
+    const uint32_t number = r->units[r->at]->stage;
+    bool left = false;
+    for (; r->stage_end < r->unit_count && r->units[r->stage_end]->stage == number; r->stage_end++)
+        left |= !r->units[r->stage_end]->done;
+    if (!left) {
+        r->at = r->stage_end;
+        return TSR_OK;
     }
-    tsr_arena_free(arena);
-    return status;
+    TSR_TRY(renew(r, &r->stage_arena, err));
+    TSR_TRY(tsr_work_stage(r->work, number, r->stage_arena, &r->stage, err));
+    if (!goes_by_server(r)) return TSR_OK;
+    return order_units(r->work, &r->stage, r->part, r->units + r->at, r->stage_end - r->at, err);
 }
 
-/* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
-static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *err)
+/* Takes a few units from each lane; from the next lanes of the stage if these have none left, and from the next stage after that. Makes
+ * their blits, with the output's numbers of files. taken_count is 0 after the last batch. */
+static tsr_status next_batch(running *r, tsr_error *err)
+{
+    for (;;) {
+        r->taken_count = 0;
+        for (size_t l = 0; l < r->lane_count; l++) {
+            const size_t each = r->lane_count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / r->lane_count : 1;
+            r->taken[r->taken_count] = tsr_lane_take(&r->lanes[l], r->units, each);
+            r->taken_count += r->taken[r->taken_count].first < r->taken[r->taken_count].end;
+        }
+        if (r->taken_count || r->at == r->unit_count) break;
+        if (r->at == r->stage_end) TSR_TRY(next_stage(r, err));
+        r->lane_count = tsr_lanes_cut(&r->stage, r->units, r->at, r->stage_end, r->most_lanes, r->lanes);
+        if (r->lane_count) r->at = r->lanes[r->lane_count - 1].end;
+    }
+    const unit_lanes lanes = {
+        .units = r->units, .unit_bytes = r->work->unit_bytes, .lanes = r->taken, .count = r->taken_count};
+    TSR_TRY(renew(r, &r->batch_arena, err));
+    TSR_TRY(blits_of(&r->stage, &lanes, r->batch_arena, &r->batch, err));
+    for (size_t i = 0; i < r->batch.count; i++) r->batch.blits[i].file = r->work->numbers[r->batch.blits[i].file];
+    return TSR_OK;
+}
+
+/* Allocates what a run needs: the ring, lanes, and its units from `first` on in their original order. */
+static tsr_status open_run(running *r, size_t first, tsr_error *err)
 {
     const tsr_allocator *allocator = r->work->host->allocator;
     TSR_TRY(tsr_ring_new(r->work->host, r->work->job.options->max_memory, &r->ring, err));
     r->lanes = tsr_alloc(allocator, 2 * r->most_lanes, sizeof *r->lanes, err);
-    r->units = r->lanes ? tsr_alloc(allocator, count ? count : 1, sizeof *r->units, err) : NULL;
+    r->units = r->lanes ? tsr_alloc(allocator, r->unit_count, sizeof *r->units, err) : NULL;
     if (!r->units) return TSR_E_NOMEM;
     r->taken = r->lanes + r->most_lanes;
-    for (size_t u = 0; u < count; u++) {
+    for (size_t u = 0; u < r->unit_count; u++) {
         r->units[u] = tsr_work_unit(r->work, first + u);
         r->byte_total += r->units[u]->done ? 0 : r->units[u]->bytes;
         r->units_left += !r->units[u]->done;
@@ -716,34 +689,46 @@ static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *er
     return TSR_OK;
 }
 
-static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_lane *range, const tsr_work_journal *journal,
-                            tsr_error *err)
+tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
 {
     const tsr_allocator *allocator = work->host->allocator;
     const uint32_t threads = tsr_threads(work->host);
-    const size_t count = range->end - range->first;
-    running r = {.work = work, .part = part, .journal = journal};
+    size_t first, end;
+    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
+                (unsigned long long)parts);
+    work_part(work, part, parts, &first, &end);
+    if (first == end) return TSR_OK;
+    running r = {.work = work,
+                 .sink = {work->output, work->numbers},
+                 .part = {part, parts},
+                 .unit_count = end - first,
+                 .progress = {step, &r}};
     r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */
-    r.progress = (tsr_progress){step, &r};
-    tsr_status status = open_run(&r, range->first, count, err);
-    for (size_t u = 0, end; u < count && status == TSR_OK; u = end) {
-        bool left = false;
-        for (end = u; end < count && r.units[end]->stage == r.units[u]->stage; end++) left |= !r.units[end]->done;
-        if (left) status = run_stage(&r, u, end, err);
+    tsr_status status = open_run(&r, first, err);
+    if (status == TSR_OK) status = next_batch(&r, err);
+    while (status == TSR_OK && r.taken_count) {
+        const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
+                                    .output = work->output,
+                                    .ring = r.ring,
+                                    .ahead = work->ahead,
+                                    .blits = r.batch.blits,
+                                    .count = r.batch.count,
+                                    .lane_ends = r.batch.ends,
+                                    .lane_count = r.taken_count,
+                                    .crc = work->crc,
+                                    .progress = &r.progress,
+                                    .done = blit_done,
+                                    .ctx = &r};
+        status = tsr_blits_write(&blits, err);
+        if (status == TSR_OK) status = conclude_batch(&r, journal, err);
+        if (status == TSR_OK) status = next_batch(&r, err);
     }
-    tsr_free(allocator, r.units, count ? count : 1, sizeof *r.units);
+    tsr_arena_free(r.batch_arena);
+    tsr_arena_free(r.stage_arena);
+    tsr_free(allocator, r.units, r.unit_count, sizeof *r.units);
     tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
     tsr_ring_free(r.ring);
     return status;
-}
-
-tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
-{
-    tsr_lane range;
-    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
-                (unsigned long long)parts);
-    work_part(work, part, parts, &range.first, &range.end);
-    return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
 }
 
 /* Assigns each file to the part in which its first unit begins, if the parts divide the sum of all weights evenly. */
@@ -771,7 +756,7 @@ tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr
         were_done[u] = unit->done;
         unit->done |= owners[unit->file] != part;
     }
-    const tsr_status status = run_range(work, (tsr_storage_reader){0, 1}, &(tsr_lane){0, count}, NULL, err);
+    const tsr_status status = tsr_work_run(work, 0, 1, NULL, err);
     for (size_t u = 0; u < count; u++) {
         tsr_unit *unit = tsr_work_unit(work, u);
         if (owners[unit->file] != part) unit->done = were_done[u];
