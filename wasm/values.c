@@ -50,7 +50,7 @@ uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, co
     tsr_status status = tsr_slice_parse((tsr_str){slice, slice_size}, entry->ndim, entry->shape, &out->slice, err);
     if (status == TSR_OK) status = tsr_repeats_check_box(item->checkpoint, entry, out->slice.offsets, out->slice.sizes, err);
     if (status == TSR_OK) status = measure(entry, !slice, out, err);
-    if (status == TSR_OK && !slice) status = tsr_entry_must_tile(entry, &item->host, err);
+    if (status == TSR_OK && !slice) status = tsr_entry_must_tile(entry, item->host.allocator, err);
     return status == TSR_OK;
 }
 

@@ -350,3 +350,17 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, con
     tsr_vec_free(&s.scratch);
     return status;
 }
+
+tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_tiling tiling;
+    TSR_TRY(tsr_tiling_check(allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count, &tiling,
+                             err));
+    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT,
+                "the chunks of '%.*s' do not tile it (%llu element%s not covered%s); tessera validate shows where",
+                TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing, tiling.missing == 1 ? " is" : "s are",
+                tiling.overlap[0] != TSR_NO_CHUNK ? ", some are covered several times"
+                : tiling.outside != TSR_NO_CHUNK  ? ", and a chunk reaches beyond the tensor"
+                                                  : "");
+    return TSR_OK;
+}

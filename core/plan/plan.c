@@ -491,13 +491,7 @@ static bool same_boxes(const tsr_entry *a, const tsr_entry *b)
 static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error *err)
 {
     const tsr_entry *entry = c->sample;
-    tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(m->plan->host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks,
-                             entry->chunk_count, &tiling, err));
-    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT,
-                "the chunks of '%.*s' do not tile it (%llu element%s not covered%s); tessera validate shows where",
-                TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing, tiling.missing == 1 ? " is" : "s are",
-                tiling.overlap[0] != TSR_NO_CHUNK ? ", some are covered several times" : "");
+    TSR_TRY(tsr_entry_must_tile(entry, m->plan->host->allocator, err));
     bool cut = c->layout->dims == NULL;
     for (uint32_t d = 0; d < entry->ndim && !cut; d++) cut = c->layout->dims[d].positions > 1;
     TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED,

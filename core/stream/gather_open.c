@@ -411,18 +411,6 @@ static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64
     return TSR_OK;
 }
 
-tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err)
-{
-    tsr_tiling tiling;
-    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count,
-                             &tiling, err));
-    TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT, "'%.*s': its chunks %s", TSR_STR_ARG(entry->fqn),
-                tiling.missing                      ? "do not cover the whole tensor"
-                : tiling.overlap[0] != TSR_NO_CHUNK ? "overlap"
-                                                    : "reach beyond the tensor");
-    return TSR_OK;
-}
-
 /* Refuses elements of the box that are in two parts. The number of elements read does not show them, because an element in
  * two parts may compensate for one in none. */
 static tsr_status must_not_overlap(tsr_gather *gather, const tsr_box *box, tsr_error *err)
@@ -487,7 +475,7 @@ static tsr_status open_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
         gather->ahead = ahead;
         gather->wants_crcs = wants_crcs;
     }
-    if (status == TSR_OK && !box) status = tsr_entry_must_tile(entry, tsr_checkpoint_host(checkpoint), err);
+    if (status == TSR_OK && !box) status = tsr_entry_must_tile(entry, tsr_checkpoint_host(checkpoint)->allocator, err);
     if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
     if (status == TSR_OK && box && gather->part_count > 1) status = must_not_overlap(gather, box, err);
     return closed_on_failure(status, gather, out);

@@ -258,6 +258,9 @@ typedef struct tsr_tiling {
  * from the chunks). Errors: TSR_E_LIMIT beyond TSR_MAX_NDIM dims or when the tensor's elements overflow, TSR_E_NOMEM. */
 tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, const tsr_chunk *chunks, uint64_t count,
                             tsr_tiling *out, tsr_error *err);
+/* Fails with TSR_E_FORMAT unless each element of a tensor is in exactly one of its chunks: only then can it be read as a whole. Other
+ * errors as above. */
+tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_allocator *allocator, tsr_error *err);
 
 /* Which entries of a checkpoint a contract (tessera/validate.h) is about, and what it allows for each.
  *

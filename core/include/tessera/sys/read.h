@@ -76,9 +76,6 @@ typedef struct tsr_run {
 tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, void *buffer,
                         size_t buffer_size, tsr_error *err);
 
-/* Whether the chunks of a tensor hold each of its elements once. Fails with TSR_E_FORMAT; whole tensors are read only then. */
-tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_host *host, tsr_error *err);
-
 /* For consumers that are still at work on bytes when `each` has returned (copies under way). Called after every group of
  * tiles: must return when all tiles that were handed over before the previous call need their memory no longer; those handed
  * over since then may. At the end it is called once more, so that nothing is under way. Not called after a failure. */
