@@ -139,10 +139,6 @@ tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
 
 void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses);
 
-/* mapping_store.c: makes the store, which has the source's files followed by the computed ones. */
-tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);
-/* The reader's function `input`. */
-const tsr_entry *tsr_mapped_input(const tsr_checkpoint *checkpoint, uint32_t file);
 /* Make a tensor that is cast when it is read, and one that has the same number everywhere. For the latter, the name, shape
  * and dtype of `out` must be set. */
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out,

@@ -1,4 +1,4 @@
-/* The store of a mapped checkpoint: the source's files, followed by those that are computed when they are read. */
+/* The entries of a mapped checkpoint: boxes of the source's chunks, and files that are computed when they are read. */
 #include "mapping/mapped.h"
 #include "tessera/box.h"
 #include "tessera/sys/catalog.h"
@@ -249,119 +249,7 @@ tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, cons
     return TSR_OK;
 }
 
-/* ---- store ---- */
-
-typedef struct mapped_store {
-    tsr_store base; /* must be first */
-    tsr_mapped *mapped;
-    tsr_store *inner;
-} mapped_store;
-
-static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
-{
-    const mapped_store *s = (const mapped_store *)store;
-    if (file < s->inner->file_count) return s->inner->read_at(s->inner, file, offset, buffer, size, err);
-    const size_t number = file - s->inner->file_count;
-    const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + number;
-    if (computed->kind != TSR_COMPUTED_CONSTANT) return tsr_computed_read(s->mapped, number, offset, buffer, size, err);
-    memcpy(buffer, computed->constant + offset, size); /* tsr_store_read has compared the range with the file's size */
-    return TSR_OK;
-}
-
-static tsr_status map_file(tsr_store *store, uint32_t file, tsr_str *out, tsr_error *err)
-{
-    const mapped_store *s = (const mapped_store *)store;
-    if (file < s->inner->file_count) return s->inner->map(s->inner, file, out, err);
-    return tsr_fail(err, TSR_E_UNSUPPORTED, "a computed file cannot be mapped");
-}
-
-static void unmap_file(tsr_store *store, uint32_t file, tsr_str mapped)
-{
-    const mapped_store *s = (const mapped_store *)store;
-    s->inner->unmap(s->inner, file, mapped);
-}
-
-static void expect(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size)
-{
-    const mapped_store *s = (const mapped_store *)store;
-    if (file < s->inner->file_count) s->inner->expect(s->inner, file, offset, size);
-}
-
-/* Reading a computed file reads ranges of the source that are not known yet, so only files of the source are prefetched. */
-static void prefetch(tsr_store *store, const tsr_store_place *places, size_t count)
-{
-    const mapped_store *s = (const mapped_store *)store;
-    for (size_t i = 0, end; i < count; i = end + 1) {
-        for (end = i; end < count && places[end].file < s->inner->file_count; end++) {
-        }
-        if (end > i) s->inner->prefetch(s->inner, &places[i], end - i);
-    }
-}
-
-static tsr_status neighbor(tsr_store *store, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
-{
-    const mapped_store *s = (const mapped_store *)store;
-    return s->inner->neighbor(s->inner, host, name, out, err);
-}
-
-static void close_nothing(tsr_store *store)
-{
-    (void)store; /* it is in the mapped checkpoint's arena */
-}
-
-/* The names of computed files are greater than every UTF-8 name, so the list of files stays sorted. */
-static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_error *err)
-{
-    const tsr_store *inner = m->source->store;
-    if (inner->file_count) memcpy(files, inner->files, inner->file_count * sizeof *files);
-    for (size_t i = 0; i < m->computed.count; i++) {
-        tsr_store_file *file = &files[inner->file_count + i];
-        file->name = tsr_arena_format(m->own->arena, err,
-                                      "\xf8"
-                                      "computed %08zu",
-                                      i);
-        if (!file->name.data) return TSR_E_NOMEM;
-        const tsr_computed *computed = (const tsr_computed *)m->computed.items + i;
-        TSR_FAIL_IF(!tsr_dtype_bytes(computed->dtype, computed->elements, &file->size), err, TSR_E_LIMIT,
-                    "a tensor has more bytes than a file can have");
-    }
-    return TSR_OK;
-}
-
-tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
-{
-    tsr_store *inner = m->source->store;
-    TSR_FAIL_IF(m->computed.count >= UINT32_MAX - inner->file_count, err, TSR_E_LIMIT, "too many tensors to cast");
-    const size_t count = inner->file_count + m->computed.count;
-    mapped_store *store = TSR_ARENA_NEW(m->own->arena, mapped_store, err);
-    tsr_store_file *files = tsr_arena_array(m->own->arena, count, sizeof *files, err);
-    m->losses = tsr_arena_array(m->own->arena, m->computed.count, sizeof *m->losses, err);
-    if (!store || !files || !m->losses) return TSR_E_NOMEM;
-    TSR_TRY(list_files(m, files, err));
-    *store = (mapped_store){.base = {.file_count = (uint32_t)count,
-                                     .files = files,
-                                     .primary = inner->primary,
-                                     .read_at = read_at,
-                                     .map = inner->map ? map_file : NULL,
-                                     .unmap = inner->unmap ? unmap_file : NULL,
-                                     .close = close_nothing,
-                                     .expect = inner->expect ? expect : NULL,
-                                     .prefetch = inner->prefetch ? prefetch : NULL,
-                                     .neighbor = inner->neighbor ? neighbor : NULL,
-                                     .unsummed = inner->unsummed},
-                            .mapped = m,
-                            .inner = inner};
-    *out = &store->base;
-    return TSR_OK;
-}
-
-const tsr_entry *tsr_mapped_input(const tsr_checkpoint *checkpoint, uint32_t file)
-{
-    const tsr_mapped *m = checkpoint->state;
-    const uint32_t inner = m->source->store->file_count;
-    if (file >= inner) return ((const tsr_computed *)m->computed.items)[file - inner].input;
-    return m->source->reader->input ? m->source->reader->input(m->source, file) : NULL;
-}
+/* ---- computed files ---- */
 
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err)
 {
