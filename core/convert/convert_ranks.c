@@ -448,7 +448,7 @@ static tsr_status report(const tsr_rank_files *r, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
+static tsr_status convert(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
 {
     tsr_rank_files *r = TSR_ARENA_NEW(job->arena, tsr_rank_files, err);
     if (!r) return TSR_E_NOMEM;
@@ -464,3 +464,5 @@ tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, 
                         .ctx = r};
     return TSR_OK;
 }
+
+const tsr_container_writers tsr_ranks_writers = {convert, NULL};

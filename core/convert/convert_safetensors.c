@@ -8,12 +8,15 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/end_sum.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 #include "write/safetensors_write.h"
 
+/* ---- a whole checkpoint ---- */
+
 #define INDEX_NAME "model.safetensors.index.json"
 
-typedef struct plan {
+typedef struct output_files {
     const tsr_conversion_job *job;
     tsr_chosen selection;
     tsr_safetensors_output *pieces;
@@ -26,7 +29,7 @@ typedef struct plan {
     size_t second_count;
     size_t second_next; /* the first one of the next file */
     bool has_seconds;   /* there may be some */
-} plan;
+} output_files;
 
 /* Whether the format has this dtype (including float4, packed or not). */
 static bool is_storable(tsr_dtype dtype)
@@ -57,7 +60,7 @@ static tsr_str name_in_part(tsr_str name, tsr_str part)
     return (tsr_str){name.data + part.size + 1, name.size - part.size - 1};
 }
 
-static tsr_status add_piece(plan *p, tsr_converted *row, tsr_error *err)
+static tsr_status add_piece(output_files *p, tsr_converted *row, tsr_error *err)
 {
     TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     row->file = p->file_count;
@@ -83,7 +86,7 @@ typedef struct shared_storage {
 } shared_storage;
 
 /* Finds what each second name is another name of. If the first name is left out, a second name takes its place. */
-static tsr_status find_firsts(plan *p, tsr_error *err)
+static tsr_status find_firsts(output_files *p, tsr_error *err)
 {
     uint32_t largest = 0;
     for (uint64_t i = 0; i < p->selection.count; i++) {
@@ -125,7 +128,7 @@ static int by_file(const void *a, const void *b)
 }
 
 /* Puts the second names into the files of their tensors, and lists them by file. */
-static tsr_status place_seconds(plan *p, tsr_error *err)
+static tsr_status place_seconds(output_files *p, tsr_error *err)
 {
     if (!p->has_seconds) return TSR_OK;
     p->seconds = tsr_arena_array(p->job->arena, (size_t)p->selection.count, sizeof *p->seconds, err);
@@ -149,7 +152,7 @@ static bool is_stored(const tsr_converted *row)
 /* ---- files ---- */
 
 /* Makes one file for every part that has tensors. The rows are in the order of the catalog's entries. */
-static tsr_status assign_parts(plan *p, tsr_error *err)
+static tsr_status assign_parts(output_files *p, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(p->job->checkpoint);
     p->parts = tsr_arena_array(p->job->arena, catalog->part_count, sizeof *p->parts, err);
@@ -168,7 +171,7 @@ static tsr_status assign_parts(plan *p, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status assign_files(plan *p, tsr_error *err)
+static tsr_status assign_files(output_files *p, tsr_error *err)
 {
     const uint64_t most = p->job->options->max_shard_size;
     uint64_t in_file = 0;
@@ -188,7 +191,7 @@ static tsr_status assign_files(plan *p, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status name_part(plan *p, uint32_t f, tsr_error *err)
+static tsr_status name_part(output_files *p, uint32_t f, tsr_error *err)
 {
     const tsr_str part = p->parts[f]->name.size ? p->parts[f]->name : TSR_STR("checkpoint");
     p->files[f].name = tsr_arena_format(p->job->arena, err, "%.*s.safetensors", TSR_STR_ARG(part));
@@ -197,7 +200,7 @@ static tsr_status name_part(plan *p, uint32_t f, tsr_error *err)
 
 /* Appends the pairs that a file has in addition to those of the source: second names, and which part it is, so that opening the
  * directory gives the same parts. */
-static tsr_status add_own_pairs(plan *p, uint32_t f, tsr_vec *pairs, tsr_error *err)
+static tsr_status add_own_pairs(output_files *p, uint32_t f, tsr_vec *pairs, tsr_error *err)
 {
     for (; p->second_next < p->second_count && p->seconds[p->second_next]->file == f; p->second_next++) {
         const tsr_converted *row = p->seconds[p->second_next];
@@ -213,7 +216,7 @@ static tsr_status add_own_pairs(plan *p, uint32_t f, tsr_vec *pairs, tsr_error *
     return TSR_OK;
 }
 
-static tsr_status describe_file(plan *p, uint32_t f, tsr_error *err)
+static tsr_status describe_file(output_files *p, uint32_t f, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(p->job->checkpoint);
     const tsr_text_pairs source = p->parts ? (tsr_text_pairs){p->parts[f]->metadata, p->parts[f]->metadata_count}
@@ -226,7 +229,7 @@ static tsr_status describe_file(plan *p, uint32_t f, tsr_error *err)
     return status;
 }
 
-static tsr_status name_files(plan *p, tsr_error *err)
+static tsr_status name_files(output_files *p, tsr_error *err)
 {
     tsr_arena *arena = p->job->arena;
     const uint32_t generation = p->job->generation;
@@ -258,7 +261,7 @@ static int by_name(const void *a, const void *b)
     return tsr_str_compare(((const tsr_safetensors_output *)a)->name, ((const tsr_safetensors_output *)b)->name);
 }
 
-static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
+static tsr_status emit_index(const output_files *p, tsr_vec *text, tsr_error *err)
 {
     tsr_safetensors_output *sorted = tsr_arena_array(p->job->arena, p->count, sizeof *sorted, err);
     if (!sorted) return TSR_E_NOMEM;
@@ -284,7 +287,7 @@ static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
 
 static tsr_status write_index(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
 {
-    const plan *p = ctx;
+    const output_files *p = ctx;
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(p->job->checkpoint)->allocator, 1);
     tsr_status status = emit_index(p, &text, err);
     if (status == TSR_OK && !p->job->options->no_checksums)
@@ -297,7 +300,7 @@ static tsr_status write_index(void *ctx, tsr_output *output, uint32_t *marker, t
 
 /* ---- the whole checkpoint ---- */
 
-static tsr_status describe(const plan *p, tsr_error *err)
+static tsr_status describe(const output_files *p, tsr_error *err)
 {
     tsr_conversion *out = p->job->out;
     tsr_str *names = tsr_arena_array(p->job->arena, p->file_count, sizeof *names, err);
@@ -317,21 +320,21 @@ static tsr_status describe(const plan *p, tsr_error *err)
 
 static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
-    const plan *p = stage->ctx;
+    const output_files *p = stage->ctx;
     return tsr_safetensors_write_headers(&p->layout, tsr_checkpoint_host(p->job->checkpoint), sink, err);
 }
 
 static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
-    plan *p = ctx;
+    output_files *p = ctx;
     (void)number, (void)arena, (void)err;
     *out = (tsr_stage){.blits = p->layout.blits, .count = p->count, .rest = write_headers, .ctx = p};
     return TSR_OK;
 }
 
-tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
+static tsr_status convert(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
 {
-    plan *p = TSR_ARENA_NEW(job->arena, plan, err);
+    output_files *p = TSR_ARENA_NEW(job->arena, output_files, err);
     if (!p) return TSR_E_NOMEM;
     p->job = job;
     const tsr_host *host = tsr_checkpoint_host(job->checkpoint);
@@ -355,3 +358,204 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     if (!p->parts && !is_named && (p->file_count > 1 || job->generation > 0)) out->finish = write_index;
     return TSR_OK;
 }
+
+/* ---- for a plan ---- */
+
+/* Writes sharded safetensors files for the target's ranks, like DCP's HuggingFaceStorageWriter: one file per rank that owns
+ * shards, each with the offsets of its pieces in the metadata.
+ *
+ *   shard-00002-model-00001-of-00001.safetensors
+ *   __metadata__: {"format": "pt", "DCP_SHARDING_INFO": "{\"w\":{\"saved_offsets\":[4,0]}}", "DCP_VERSION": "1.0"}
+ *
+ * The format does not store global shapes: readers infer them from the farthest end of the pieces. */
+
+typedef struct owned {
+    tsr_safetensors_output piece;
+    size_t order;
+} owned;
+
+typedef struct gathering {
+    const tsr_conversion_job *job;
+    const tsr_plan *plan;
+    tsr_chosen chosen;
+    tsr_vec owned;
+    tsr_safetensors_output *pieces;
+    tsr_safetensors_file *files; /* those that are not empty */
+    uint32_t file_count;
+    tsr_safetensors_layout layout;
+    size_t count;
+} gathering;
+
+static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
+{
+    gathering *g = ctx;
+    const tsr_entry *entry = tsr_plan_tensor_at(g->plan, tensor).entry;
+    tsr_converted *row = tsr_row_of(&g->chosen, entry);
+    if (!row) return TSR_OK;
+    TSR_FAIL_IF(shard->box_count > 1, err, TSR_E_UNSUPPORTED,
+                "'%.*s': rank %llu holds %llu separate boxes of it, but sharded safetensors store one box per file",
+                TSR_STR_ARG(entry->fqn), (unsigned long long)owner, (unsigned long long)shard->box_count);
+    owned *o = tsr_vec_push(&g->owned, err);
+    uint64_t *box = tsr_arena_array(g->job->arena, 2 * (size_t)shard->ndim, sizeof *box, err);
+    if (!o || !box) return TSR_E_NOMEM;
+    if (shard->ndim) memcpy(box, shard->boxes[0].offsets, shard->ndim * sizeof *box);
+    if (shard->ndim) memcpy(box + shard->ndim, shard->boxes[0].sizes, shard->ndim * sizeof *box);
+    o->order = g->owned.count;
+    o->piece = (tsr_safetensors_output){.entry = entry,
+                                        .offsets = box,
+                                        .sizes = box + shard->ndim,
+                                        .name = row->name,
+                                        .dtype = row->dtype,
+                                        .file = (uint32_t)owner};
+    return tsr_blit_measure(entry, NULL, row->dtype, &row->bytes, err);
+}
+
+static int by_owner(const void *a, const void *b)
+{
+    const owned *x = a, *y = b;
+    if (x->piece.file != y->piece.file) return x->piece.file < y->piece.file ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+/* Sorts the pieces by owner, and turns the owners' numbers into numbers of files, which are named by rank from 1 on. */
+static tsr_status sort_into_files(gathering *g, tsr_error *err)
+{
+    owned *list = g->owned.items;
+    tsr_arena *arena = g->job->arena;
+    g->pieces = tsr_arena_array(arena, g->owned.count, sizeof *g->pieces, err);
+    g->files = tsr_arena_array(arena, g->owned.count, sizeof *g->files, err);
+    if (!g->pieces || !g->files) return TSR_E_NOMEM;
+    if (g->owned.count) qsort(list, g->owned.count, sizeof *list, by_owner);
+    for (size_t i = 0; i < g->owned.count; i++) {
+        const uint32_t owner = list[i].piece.file;
+        if (i == 0 || owner != list[i - 1].piece.file) {
+            tsr_safetensors_file *file = &g->files[g->file_count++];
+            file->name = tsr_arena_format(arena, err, "shard-%05u-model-00001-of-00001.safetensors", (unsigned)owner + 1);
+            if (!file->name.data) return TSR_E_NOMEM;
+        }
+        g->pieces[i] = list[i].piece;
+        g->pieces[i].file = g->file_count - 1;
+        tsr_row_of(&g->chosen, list[i].piece.entry)->file = g->file_count - 1;
+    }
+    return TSR_OK;
+}
+
+static tsr_status emit_offsets(const tsr_safetensors_output *pieces, size_t count, tsr_vec *text, tsr_error *err)
+{
+    tsr_json json;
+    tsr_json_start(&json, tsr_vec_write, text, 0, err);
+    tsr_json_object(&json);
+    for (size_t i = 0; i < count; i++) {
+        tsr_packed packed;
+        TSR_TRY(tsr_gather_pack(pieces[i].entry, &packed, err));
+        tsr_json_key_str(&json, pieces[i].name);
+        tsr_json_object(&json);
+        tsr_json_put_u64s(&json, "saved_offsets", pieces[i].offsets, packed.ndim);
+        tsr_json_object_end(&json);
+    }
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+static tsr_status describe_rank_file(gathering *g, const tsr_safetensors_output *pieces, size_t count,
+                                     tsr_safetensors_file *file, tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(tsr_checkpoint_host(g->job->checkpoint)->allocator, 1);
+    const tsr_catalog *source = tsr_checkpoint_catalog(g->job->checkpoint);
+    tsr_text_pair pairs[] = {{TSR_STR(TSR_SAFETENSORS_SHARDING), {NULL, 0}}, {TSR_STR("DCP_VERSION"), TSR_STR("1.0")}};
+    tsr_status status = emit_offsets(pieces, count, &text, err);
+    if (status == TSR_OK) {
+        pairs[0].value = tsr_arena_str(g->job->arena, (tsr_str){text.items, text.count - 1}, err);
+        status = !pairs[0].value.data ? TSR_E_NOMEM
+                                      : tsr_safetensors_carry((tsr_text_pairs){source->metadata, source->metadata_count},
+                                                              (tsr_text_pairs){pairs, 2}, g->job->arena, file, err);
+    }
+    tsr_vec_free(&text);
+    return status;
+}
+
+static tsr_status describe_files(gathering *g, tsr_error *err)
+{
+    for (size_t f = 0, from = 0; f < g->file_count; f++) {
+        size_t to = from;
+        while (to < g->owned.count && g->pieces[to].file == f) to++;
+        TSR_TRY(describe_rank_file(g, g->pieces + from, to - from, &g->files[f], err));
+        from = to;
+    }
+    return TSR_OK;
+}
+
+static tsr_status report(gathering *g, tsr_error *err)
+{
+    tsr_str *names = tsr_arena_array(g->job->arena, g->file_count, sizeof *names, err);
+    uint64_t *sizes = tsr_arena_array(g->job->arena, g->file_count, sizeof *sizes, err);
+    if (!names || !sizes) return TSR_E_NOMEM;
+    tsr_conversion *out = g->job->out;
+    *out = (tsr_conversion){.rows = g->chosen.rows,
+                            .row_count = g->chosen.count,
+                            .files = names,
+                            .file_sizes = sizes,
+                            .file_count = g->file_count,
+                            .marker = TSR_NO_FILE};
+    for (uint32_t f = 0; f < g->file_count; f++) {
+        names[f] = g->files[f].name;
+        sizes[f] = g->files[f].size;
+        out->byte_total += g->files[f].plan.data_size;
+    }
+    return TSR_OK;
+}
+
+static int by_entry(const void *a, const void *b)
+{
+    const tsr_blit *x = a, *y = b;
+    if (x->entry != y->entry) return (uintptr_t)x->entry < (uintptr_t)y->entry ? -1 : 1;
+    return (x->file > y->file) - (x->file < y->file);
+}
+
+static tsr_status gather(gathering *g, tsr_error *err)
+{
+    const tsr_conversion_job *job = g->job;
+    TSR_TRY(tsr_plan_each_write(g->plan, add_shard, g, err));
+    TSR_TRY(sort_into_files(g, err));
+    TSR_TRY(describe_files(g, err));
+    g->count = g->owned.count;
+    g->layout = (tsr_safetensors_layout){.pieces = g->pieces,
+                                         .piece_count = g->count,
+                                         .files = g->files,
+                                         .file_count = g->file_count,
+                                         .unsummed = job->options->no_checksums};
+    TSR_TRY(tsr_safetensors_lay_out(&g->layout, tsr_checkpoint_host(job->checkpoint), job->arena, err));
+    if (g->count) qsort(g->layout.blits, g->count, sizeof *g->layout.blits, by_entry); /* each tensor is located only once */
+    return report(g, err);
+}
+
+static tsr_status write_rank_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
+{
+    const gathering *g = stage->ctx;
+    return tsr_safetensors_write_headers(&g->layout, tsr_checkpoint_host(g->job->checkpoint), sink, err);
+}
+
+static tsr_status rank_stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    gathering *g = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){.blits = g->layout.blits, .count = g->count, .rest = write_rank_headers, .ctx = g};
+    return TSR_OK;
+}
+
+static tsr_status reshard(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
+{
+    gathering *g = TSR_ARENA_NEW(job->arena, gathering, err);
+    if (!g) return TSR_E_NOMEM;
+    *g = (gathering){
+        .job = job, .plan = plan, .owned = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(owned))};
+    tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &g->chosen, err);
+    if (status == TSR_OK) status = tsr_leave_unplanned(&g->chosen, plan, err);
+    if (status == TSR_OK) status = gather(g, err);
+    tsr_vec_free(&g->owned);
+    *out = (tsr_writer){
+        .stage_count = 1, .crc = !job->options->no_checksums, .marker = TSR_NO_FILE, .stage = rank_stage_of, .ctx = g};
+    return status;
+}
+
+const tsr_container_writers tsr_safetensors_writers = {convert, reshard};

@@ -53,23 +53,19 @@ static inline tsr_str tsr_single_file(const tsr_conversion_job *job)
     return job->options->file_name.size ? job->options->file_name : TSR_STR("");
 }
 
-/* `job` must outlive the writer. */
-tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
-tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
-tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err); /* also Megatron's */
-tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
-tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+/* The writers of a container: for a whole checkpoint, and for one that is resharded by a plan (NULL: there is none). `job` must outlive the
+ * writer. */
+typedef struct tsr_container_writers {
+    tsr_status (*convert)(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
+    tsr_status (*reshard)(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err);
+} tsr_container_writers;
+
+extern const tsr_container_writers tsr_safetensors_writers, tsr_torch_writers, tsr_dcp_writers /* also Megatron's */,
+    tsr_universal_writers, tsr_ranks_writers;
 
 /* Why a container cannot contain a row, or NULL (for tsr_choose). */
 const char *tsr_safetensors_refusal(const tsr_converted *row);
 const char *tsr_torch_refusal(const tsr_converted *row); /* one file; also for ranks */
-
-/* ---- The writers that tsr_convert uses with a plan, one per container, like those in convert_to.h. ---- */
-
-/* Also Megatron's. */
-tsr_status tsr_reshard_to_dcp(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err);
-tsr_status tsr_reshard_to_safetensors(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err);
-tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err);
 
 /* The row of an entry if it is written; otherwise NULL. */
 tsr_converted *tsr_row_of(const tsr_chosen *chosen, const tsr_entry *entry);

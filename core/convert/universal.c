@@ -568,7 +568,7 @@ static tsr_status describe(universal *u, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
+static tsr_status convert(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
 {
     const tsr_value *root;
     universal *u = TSR_ARENA_NEW(job->arena, universal, err);
@@ -586,3 +586,5 @@ tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *o
                         .ctx = u};
     return TSR_OK;
 }
+
+const tsr_container_writers tsr_universal_writers = {convert, NULL};

@@ -149,25 +149,22 @@ static tsr_status put_objects_aside(const tsr_conversion_job *job, tsr_error *er
 
 static tsr_status choose_writer(tsr_work *work, const tsr_plan *plan, tsr_error *err)
 {
-    static const struct {
-        tsr_status (*convert)(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
-        tsr_status (*reshard)(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err);
-    } writers[] = {
-        [TSR_TO_SAFETENSORS] = {tsr_convert_to_safetensors, tsr_reshard_to_safetensors},
-        [TSR_TO_TORCH] = {tsr_convert_to_torch, tsr_reshard_to_torch},
-        [TSR_TO_DCP] = {tsr_convert_to_dcp, tsr_reshard_to_dcp},
-        [TSR_TO_MEGATRON] = {tsr_convert_to_dcp, tsr_reshard_to_dcp},
-        [TSR_TO_DEEPSPEED_UNIVERSAL] = {tsr_convert_to_universal, NULL},
-        [TSR_TO_RANKS] = {tsr_convert_to_ranks, NULL},
+    static const tsr_container_writers *const writers[] = {
+        [TSR_TO_SAFETENSORS] = &tsr_safetensors_writers,
+        [TSR_TO_TORCH] = &tsr_torch_writers,
+        [TSR_TO_DCP] = &tsr_dcp_writers,
+        [TSR_TO_MEGATRON] = &tsr_dcp_writers,
+        [TSR_TO_DEEPSPEED_UNIVERSAL] = &tsr_universal_writers,
+        [TSR_TO_RANKS] = &tsr_ranks_writers,
     };
     const tsr_container to = work->job.options->to;
-    if (!plan) return writers[to].convert(&work->job, &work->writer, err);
+    if (!plan) return writers[to]->convert(&work->job, &work->writer, err);
     TSR_FAIL_IF(tsr_plan_ranks(plan) > UINT32_MAX / 2, err, TSR_E_LIMIT, "too many ranks to write files for");
     TSR_FAIL_IF(to == TSR_TO_DEEPSPEED_UNIVERSAL, err, TSR_E_USAGE,
                 "a universal checkpoint can be loaded on any number of ranks; write it with convert instead of for a mesh");
     TSR_FAIL_IF(to == TSR_TO_RANKS, err, TSR_E_USAGE,
                 "for --to ranks, tensors are split by a --shards map, not by a mesh with placements");
-    return writers[to].reshard(&work->job, plan, &work->writer, err);
+    return writers[to]->reshard(&work->job, plan, &work->writer, err);
 }
 
 /* Rejects too many repeated elements, before there would be too many units. */
