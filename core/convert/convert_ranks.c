@@ -392,20 +392,6 @@ static tsr_status add_pieces(all_files *a, uint32_t file, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
-{
-    const all_files *a = stage->ctx;
-    return tsr_safetensors_write_headers(&a->layout, tsr_checkpoint_host(a->ranks->job->checkpoint), sink, err);
-}
-
-static tsr_status stage_of_safetensors(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
-{
-    all_files *a = ctx;
-    (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = a->layout.blits, .count = a->count, .rest = write_headers, .ctx = a};
-    return TSR_OK;
-}
-
 static tsr_status lay_out_safetensors(tsr_rank_files *r, tsr_writer *out, tsr_error *err)
 {
     tsr_arena *arena = r->job->arena;
@@ -424,7 +410,8 @@ static tsr_status lay_out_safetensors(tsr_rank_files *r, tsr_writer *out, tsr_er
         r->sizes[f] = a->files[f].size;
         r->job->out->byte_total += a->files[f].plan.data_size;
     }
-    *out = (tsr_writer){.stage_count = 1, .crc = !unsummed, .marker = TSR_NO_FILE, .stage = stage_of_safetensors, .ctx = a};
+    *out = (tsr_writer){
+        .stage_count = 1, .crc = !unsummed, .marker = TSR_NO_FILE, .stage = tsr_safetensors_stage, .ctx = &a->layout};
     return TSR_OK;
 }
 

@@ -318,18 +318,10 @@ static tsr_status describe(const output_files *p, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
-{
-    const output_files *p = stage->ctx;
-    return tsr_safetensors_write_headers(&p->layout, tsr_checkpoint_host(p->job->checkpoint), sink, err);
-}
-
 static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
-    output_files *p = ctx;
-    (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = p->layout.blits, .count = p->count, .rest = write_headers, .ctx = p};
-    return TSR_OK;
+    output_files *p = ctx; /* also that of write_index */
+    return tsr_safetensors_stage(&p->layout, number, arena, out, err);
 }
 
 static tsr_status convert(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err)
@@ -529,20 +521,6 @@ static tsr_status gather(gathering *g, tsr_error *err)
     return report(g, err);
 }
 
-static tsr_status write_rank_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
-{
-    const gathering *g = stage->ctx;
-    return tsr_safetensors_write_headers(&g->layout, tsr_checkpoint_host(g->job->checkpoint), sink, err);
-}
-
-static tsr_status rank_stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
-{
-    gathering *g = ctx;
-    (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = g->layout.blits, .count = g->count, .rest = write_rank_headers, .ctx = g};
-    return TSR_OK;
-}
-
 static tsr_status reshard(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
 {
     gathering *g = TSR_ARENA_NEW(job->arena, gathering, err);
@@ -553,8 +531,11 @@ static tsr_status reshard(const tsr_conversion_job *job, const tsr_plan *plan, t
     if (status == TSR_OK) status = tsr_leave_unplanned(&g->chosen, plan, err);
     if (status == TSR_OK) status = gather(g, err);
     tsr_vec_free(&g->owned);
-    *out = (tsr_writer){
-        .stage_count = 1, .crc = !job->options->no_checksums, .marker = TSR_NO_FILE, .stage = rank_stage_of, .ctx = g};
+    *out = (tsr_writer){.stage_count = 1,
+                        .crc = !job->options->no_checksums,
+                        .marker = TSR_NO_FILE,
+                        .stage = tsr_safetensors_stage,
+                        .ctx = &g->layout};
     return status;
 }
 

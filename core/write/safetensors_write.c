@@ -57,6 +57,7 @@ static tsr_status lay_out_file(const tsr_safetensors_layout *layout, uint32_t f,
 tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     size_t at = 0;
+    layout->host = host;
     layout->blits = tsr_arena_array(arena, layout->piece_count, sizeof *layout->blits, err);
     if (!layout->blits) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < layout->file_count; f++) TSR_TRY(lay_out_file(layout, f, &at, host, arena, err));
@@ -133,8 +134,8 @@ static tsr_status sum_file(const tsr_safetensors_file *file, const tsr_host *hos
     return TSR_OK;
 }
 
-static tsr_status write_sorted(const tsr_safetensors_layout *layout, const tsr_blit *const *blits, const tsr_host *host,
-                               const tsr_sink *sink, tsr_error *err)
+static tsr_status write_sorted(const tsr_safetensors_layout *layout, const tsr_blit *const *blits, const tsr_sink *sink,
+                               tsr_error *err)
 {
     for (uint32_t f = 0, b = 0; f < layout->file_count; f++) {
         const tsr_safetensors_file *file = &layout->files[f];
@@ -142,22 +143,32 @@ static tsr_status write_sorted(const tsr_safetensors_layout *layout, const tsr_b
         uint32_t data = 0, crc = 0;
         for (; blits && b < layout->piece_count && blits[b]->file == f; b++)
             data = tsr_crc32_join(data, blits[b]->crc, blits[b]->byte_length);
-        if (blits) TSR_TRY(sum_file(file, host, data, &crc, err));
+        if (blits) TSR_TRY(sum_file(file, layout->host, data, &crc, err));
         TSR_TRY(tsr_safetensors_write_header(&file->plan, crc, write_header, &header, err));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_write_headers(const tsr_safetensors_layout *layout, const tsr_host *host, const tsr_sink *sink,
-                                         tsr_error *err)
+/* The blits, whose CRCs are known unless the layout is unsummed, may be in another order. */
+static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
-    if (layout->unsummed) return write_sorted(layout, NULL, host, sink, err);
+    const tsr_safetensors_layout *layout = stage->ctx;
+    const tsr_allocator *allocator = layout->host->allocator;
+    if (layout->unsummed) return write_sorted(layout, NULL, sink, err);
     const size_t count = layout->piece_count;
-    const tsr_blit **sorted = tsr_alloc(host->allocator, count, sizeof *sorted, err);
+    const tsr_blit **sorted = tsr_alloc(allocator, count, sizeof *sorted, err);
     if (!sorted) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) sorted[i] = &layout->blits[i];
     if (count) qsort(sorted, count, sizeof *sorted, by_place);
-    const tsr_status status = write_sorted(layout, sorted, host, sink, err);
-    tsr_free(host->allocator, sorted, count, sizeof *sorted);
+    const tsr_status status = write_sorted(layout, sorted, sink, err);
+    tsr_free(allocator, sorted, count, sizeof *sorted);
     return status;
+}
+
+tsr_status tsr_safetensors_stage(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+{
+    const tsr_safetensors_layout *layout = ctx;
+    (void)number, (void)arena, (void)err;
+    *out = (tsr_stage){.blits = layout->blits, .count = layout->piece_count, .rest = write_headers, .ctx = ctx};
+    return TSR_OK;
 }

@@ -32,6 +32,7 @@ typedef struct tsr_safetensors_layout {
     uint32_t file_count;
     tsr_blit *blits; /* out: one per piece in the order in which they are stored; blits[i].file is an index into `files` */
     bool unsummed;   /* do not state the files' checksums */
+    const tsr_host *host; /* out */
 } tsr_safetensors_layout;
 
 /* Makes the metadata of a file: the pairs of the source that still hold, or "format": "pt" if it has none, followed by `more`,
@@ -40,9 +41,7 @@ tsr_status tsr_safetensors_carry(tsr_text_pairs source, tsr_text_pairs more, tsr
                                  tsr_error *err);
 /* Plans the files and makes the blits. Allocates in `arena`. */
 tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err);
-/* Writes the headers of the files, which is everything except the blits, whose CRCs must be known unless the layout is unsummed. The
- * blits may be in another order. */
-tsr_status tsr_safetensors_write_headers(const tsr_safetensors_layout *layout, const tsr_host *host, const tsr_sink *sink,
-                                         tsr_error *err);
+/* A writer's `stage`, if its ctx is a layout: the blits, and the headers of the files, which are everything else. */
+tsr_status tsr_safetensors_stage(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
 
 #endif
