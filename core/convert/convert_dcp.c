@@ -10,6 +10,29 @@
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 
+/* Calls `each` for the boxes in which a box of whole fragments is written: one box for all fragments along dim 0, and
+ * separate boxes along the other dims. Stops at a status other than TSR_OK. */
+static tsr_status fragment_boxes(const tsr_entry *entry, const uint64_t *fragments, tsr_box box,
+                                 tsr_status (*each)(void *ctx, tsr_box box, tsr_error *err), void *ctx, tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    uint32_t d;
+    if (tsr_box_is_empty(box)) return each(ctx, box, err);
+    for (uint32_t k = 0; k < box.ndim; k++) {
+        offsets[k] = tsr_box_offset(box, k);
+        sizes[k] = k ? entry->shape[k] / fragments[k] : box.sizes[k];
+    }
+    do {
+        TSR_TRY(each(ctx, (tsr_box){box.ndim, offsets, sizes}, err));
+        for (d = box.ndim; d > 0; d--) { /* moves along dim d - 1 */
+            offsets[d - 1] += sizes[d - 1];
+            if (offsets[d - 1] < tsr_box_offset(box, d - 1) + box.sizes[d - 1]) break;
+            offsets[d - 1] = tsr_box_offset(box, d - 1);
+        }
+    } while (d > 0);
+    return TSR_OK;
+}
+
 /* ---- a whole checkpoint ---- */
 
 typedef struct placing {
@@ -65,7 +88,7 @@ static tsr_status place(placing *p, bool tensors, tsr_error *err)
             TSR_TRY(add_subclass(p, source->entry, err));
             continue;
         }
-        TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, whole, add_box, p, err)
+        TSR_TRY(source->fragments ? fragment_boxes(source->entry, source->fragments, whole, add_box, p, err)
                                   : add_piece(p, NULL, err));
     }
     return TSR_OK;
@@ -155,7 +178,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     const tsr_dcp_output_entry *source = &g->rows.sources[g->source];
     for (uint64_t i = 0; i < shard->box_count; i++) {
         const tsr_box box = {shard->ndim, shard->boxes[i].offsets, shard->boxes[i].sizes};
-        TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, box, add_shard_box, g, err)
+        TSR_TRY(source->fragments ? fragment_boxes(source->entry, source->fragments, box, add_shard_box, g, err)
                                   : add_shard_box(g, box, err));
     }
     return TSR_OK;

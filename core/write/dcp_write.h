@@ -20,7 +20,7 @@ typedef struct tsr_dcp_output_entry {
 } tsr_dcp_output_entry;
 
 /* One item: a box of a tensor, or a whole object. The items of a source must be in the order of its chunks. Boxes of a
- * source with fragments must be those of tsr_fragment_boxes. */
+ * source with fragments have the size of a fragment in every dim but the first. */
 typedef struct tsr_dcp_piece {
     size_t source;           /* index */
     const uint64_t *offsets; /* NULL for zeros, and for objects */

@@ -485,24 +485,3 @@ tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
 }
 
 /* ---- fragments ---- */
-
-tsr_status tsr_fragment_boxes(const tsr_entry *entry, const uint64_t *fragments, tsr_box box,
-                              tsr_status (*each)(void *ctx, tsr_box box, tsr_error *err), void *ctx, tsr_error *err)
-{
-    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
-    uint32_t d;
-    if (tsr_box_is_empty(box)) return each(ctx, box, err);
-    for (uint32_t k = 0; k < box.ndim; k++) {
-        offsets[k] = tsr_box_offset(box, k);
-        sizes[k] = k ? entry->shape[k] / fragments[k] : box.sizes[k];
-    }
-    do {
-        TSR_TRY(each(ctx, (tsr_box){box.ndim, offsets, sizes}, err));
-        for (d = box.ndim; d > 0; d--) { /* moves along dim d - 1 */
-            offsets[d - 1] += sizes[d - 1];
-            if (offsets[d - 1] < tsr_box_offset(box, d - 1) + box.sizes[d - 1]) break;
-            offsets[d - 1] = tsr_box_offset(box, d - 1);
-        }
-    } while (d > 0);
-    return TSR_OK;
-}

@@ -110,9 +110,4 @@ tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
  * whose elements, in row-major order, are those of consecutive whole fragments, so that a box's bytes can be copied
  * unchanged. */
 
-/* Calls `each` for the boxes in which a box of whole fragments is written: one box for all fragments along dim 0, and
- * separate boxes along the other dims. Stops at a status other than TSR_OK. */
-tsr_status tsr_fragment_boxes(const tsr_entry *entry, const uint64_t *fragments, tsr_box box,
-                              tsr_status (*each)(void *ctx, tsr_box box, tsr_error *err), void *ctx, tsr_error *err);
-
 #endif
