@@ -139,11 +139,9 @@ tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
 
 void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses);
 
-/* Make a tensor that is cast when it is read, and one that has the same number everywhere. For the latter, the name, shape
- * and dtype of `out` must be set. */
+/* Makes a tensor that is cast when it is read. */
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out,
                            tsr_error *err);
-tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err);
 
 /* mapping_scaled.c: reads bytes of a computed file, by its number among them, that is not a constant. Counts what casts lose. */
 tsr_status tsr_computed_read(tsr_mapped *m, size_t number, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err);

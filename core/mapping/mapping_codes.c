@@ -87,20 +87,6 @@ void tsr_codes_across(const tsr_codes *codes, const tsr_area *a, const tsr_store
     }
 }
 
-void tsr_pairs_swap(const uint8_t *pairs, size_t bytes, uint8_t *out)
-{
-    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(pairs[i] << 4 | pairs[i] >> 4);
-}
-
-void tsr_pairs_spread(const uint8_t *pairs, size_t count, uint8_t *out)
-{
-    for (size_t i = 0; i < count / 2; i++) {
-        out[2 * i] = pairs[i] & 15;
-        out[2 * i + 1] = pairs[i] >> 4;
-    }
-    if (count % 2) out[count - 1] = pairs[count / 2] & 15;
-}
-
 /* ---- rows that are stored column by column ---- */
 
 /* Words that hold numbers of one row: each is unpacked where its numbers belong. Returns how many columns are done. */

@@ -55,11 +55,6 @@ static inline size_t tsr_pairs_line(size_t columns)
 void tsr_codes_down(const tsr_codes *codes, const tsr_area *area, const uint8_t *words, uint8_t *out);
 void tsr_codes_across(const tsr_codes *codes, const tsr_area *area, const tsr_stored_words *stored, uint8_t *out);
 
-/* Pairs of which the second number is the low half. */
-void tsr_pairs_swap(const uint8_t *pairs, size_t bytes, uint8_t *out);
-/* The codes of a row of pairs. */
-void tsr_pairs_spread(const uint8_t *pairs, size_t count, uint8_t *out);
-
 /* Codes of rows that are stored column by column. `area->row` counts from the first stored one if the words are below each other. */
 void tsr_codes_turned(const tsr_codes *codes, const tsr_area *area, const tsr_stored_words *stored, uint8_t *out);
 /* Pairs of rows that are stored column by column, from the first stored number on: those of GPTQ, and those of AWQ, 8 rows of which are in a

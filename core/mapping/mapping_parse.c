@@ -407,6 +407,12 @@ static tsr_status read_shapes(const parser *p, const cJSON *rule, tsr_map_rule *
     return TSR_OK;
 }
 
+/* Whether the pattern contains the capture. */
+static bool has_capture(const tsr_name_pattern *pattern, uint32_t capture)
+{
+    return tsr_pattern_plus(pattern, capture) != NULL;
+}
+
 /* Reads "all" or the name of a kind of layer. The patterns must have a {layer}. */
 static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *out)
 {
@@ -417,7 +423,7 @@ static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *
     TSR_TRY(copy_text(p, item, &out->layers));
     for (uint32_t c = 0; c < out->capture_count; c++) {
         if (!tsr_str_equal(out->captures[c], TSR_STR("layer")) || !out->from_count || !out->to_count) continue;
-        has = tsr_pattern_has(&out->from[0], c) && tsr_pattern_has(&out->to[0], c);
+        has = has_capture(&out->from[0], c) && has_capture(&out->to[0], c);
     }
     TSR_FAIL_IF(!has || !out->layers.size, p->err, TSR_E_FORMAT,
                 "%s: \"layers\" is \"all\" or a kind of layer, and for rules that have {layer} on both sides", p->where);
@@ -461,7 +467,7 @@ static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures 
         TSR_TRY(tsr_pattern_parse(text, p->arena, captures, &out->with, p->err));
         for (uint32_t c = 0; c < captures->count; c++) {
             const tsr_map_number *plus = tsr_pattern_plus(&out->with, c);
-            known = known && (!plus || (!tsr_map_number_given(plus) && out->to_count && tsr_pattern_has(&out->to[0], c)));
+            known = known && (!plus || (!tsr_map_number_given(plus) && out->to_count && has_capture(&out->to[0], c)));
         }
     }
     TSR_FAIL_IF(!known && !out->alike, p->err, TSR_E_FORMAT, "%s.inverse must be true, false, \"alike\" or {\"with\": NAME}",
@@ -496,7 +502,7 @@ static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint3
                         TSR_E_FORMAT, "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
                         TSR_STR_ARG(own[i].text));
         }
-        if (!has || !others || tsr_pattern_has(&other[0], c)) continue;
+        if (!has || !others || has_capture(&other[0], c)) continue;
         TSR_FAIL_IF(*out != TSR_NO_CAPTURE || tsr_map_number_given(has), err, TSR_E_FORMAT,
                     "'%.*s': only one capture of a side may be missing on the other side, and none with +",
                     TSR_STR_ARG(own[0].text));

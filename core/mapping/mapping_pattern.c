@@ -132,11 +132,6 @@ const tsr_map_number *tsr_pattern_plus(const tsr_name_pattern *pattern, uint32_t
     return NULL;
 }
 
-bool tsr_pattern_has(const tsr_name_pattern *pattern, uint32_t capture)
-{
-    return tsr_pattern_plus(pattern, capture) != NULL;
-}
-
 /* Returns the component of `name` that begins at *at. *at becomes the position after its dot, or SIZE_MAX after the last
  * component. */
 static tsr_str component_at(tsr_str name, size_t *at)

@@ -407,6 +407,20 @@ static tsr_status trim(const runner *r, tsr_mapped_tensor *tensor)
     return tsr_boxes_slice(&r->m->maker, tensor, dim, (tsr_span){0, to}, tensor);
 }
 
+/* Makes a tensor that has the same number everywhere. The name, shape and dtype of `out` must be set. */
+static tsr_status fill_with(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err)
+{
+    uint32_t file;
+    const bool floats = tsr_cast_possible(TSR_FLOAT64, out->dtype);
+    TSR_FAIL_IF(!floats && value != 0, err, TSR_E_UNSUPPORTED, "'%.*s' is %s, which can only be padded with 0",
+                TSR_STR_ARG(out->name), tsr_dtype_describe(out->dtype)->name);
+    tsr_computed *computed = tsr_mapped_add_file(m, out->dtype, &file, err);
+    if (!computed) return TSR_E_NOMEM;
+    computed->kind = TSR_COMPUTED_CONSTANT;
+    if (floats) tsr_cast(TSR_FLOAT64, out->dtype, (const uint8_t *)&value, 1, computed->constant);
+    return tsr_boxes_of_file(&m->maker, file, true, out);
+}
+
 static tsr_status pad(const runner *r, tsr_mapped_tensor *tensor)
 {
     uint32_t dim;
@@ -419,7 +433,7 @@ static tsr_status pad(const runner *r, tsr_mapped_tensor *tensor)
     if (!both[1].shape) return TSR_E_NOMEM;
     memcpy(both[1].shape, tensor->shape, tensor->ndim * sizeof *tensor->shape);
     both[1].shape[dim] = to - tensor->shape[dim];
-    TSR_TRY(tsr_mapped_fill(r->m, r->step->value, &both[1], r->err));
+    TSR_TRY(fill_with(r->m, r->step->value, &both[1], r->err));
     return tsr_boxes_concat(&r->m->maker, both, 2, dim, tensor);
 }
 

@@ -307,16 +307,3 @@ tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype
     out->dtype = dtype;
     return tsr_boxes_of_file(&m->maker, file, false, out);
 }
-
-tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err)
-{
-    uint32_t file;
-    const bool floats = tsr_cast_possible(TSR_FLOAT64, out->dtype);
-    TSR_FAIL_IF(!floats && value != 0, err, TSR_E_UNSUPPORTED, "'%.*s' is %s, which can only be padded with 0",
-                TSR_STR_ARG(out->name), tsr_dtype_describe(out->dtype)->name);
-    tsr_computed *computed = tsr_mapped_add_file(m, out->dtype, &file, err);
-    if (!computed) return TSR_E_NOMEM;
-    computed->kind = TSR_COMPUTED_CONSTANT;
-    if (floats) tsr_cast(TSR_FLOAT64, out->dtype, (const uint8_t *)&value, 1, computed->constant);
-    return tsr_boxes_of_file(&m->maker, file, true, out);
-}

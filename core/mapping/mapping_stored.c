@@ -66,32 +66,6 @@ float tsr_packed_number(const tsr_codes *codes, uint8_t code)
     return (float)((int32_t)(number ^ codes->flip) - codes->bias);
 }
 
-tsr_status tsr_packed_find_groups(const tsr_packed_weight *p, const tsr_area *a, tsr_packed_room *r, tsr_error *err)
-{
-    int32_t low = INT32_MAX, high = 0;
-    const tsr_run run = {.first = a->column, .count = a->columns};
-    r->first_group = a->column / p->group;
-    if (!p->group_index) {
-        r->group_count = (size_t)((a->column + a->columns - 1) / p->group - r->first_group + 1);
-        return TSR_OK;
-    }
-    TSR_TRY(tsr_read_run(p->source, p->group_index, &run, r->groups, a->columns * sizeof *r->groups, err));
-    for (size_t k = 0; k < a->columns; k++) {
-        TSR_FAIL_IF(r->groups[k] < 0 || (uint64_t)r->groups[k] >= p->groups, err, TSR_E_FORMAT,
-                    "'%.*s' has a group that '%.*s' does not have", TSR_STR_ARG(p->group_index->fqn),
-                    TSR_STR_ARG(p->scale->fqn)); /* it was in order when it was opened */
-        if (r->groups[k] < low) low = r->groups[k];
-        if (r->groups[k] > high) high = r->groups[k];
-    }
-    for (size_t k = 0; k < a->columns; k++) {
-        r->groups[k] -= low;
-        r->places[k] = (uint16_t)(r->groups[k] * TSR_PAIR_NUMBERS); /* if there are that many */
-    }
-    r->first_group = (uint64_t)low;
-    r->group_count = (size_t)(high - low) + 1;
-    return TSR_OK;
-}
-
 /* The part of the scales, or of the zeros, that an area needs. */
 static tsr_area scales_of(const tsr_packed_weight *p, const tsr_area *a, const tsr_packed_room *r)
 {

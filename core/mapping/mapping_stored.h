@@ -29,8 +29,6 @@ typedef struct tsr_packed_room {
 
 /* The number that a code means. */
 float tsr_packed_number(const tsr_codes *codes, uint8_t code);
-/* Finds out which groups there are in the area and, with an index, the group of every column. */
-tsr_status tsr_packed_find_groups(const tsr_packed_weight *p, const tsr_area *a, tsr_packed_room *r, tsr_error *err);
 /* Reads the scales of the groups of an area, and their zeros. */
 tsr_status tsr_packed_read_scales(const tsr_packed_weight *p, const tsr_area *a, tsr_packed_room *r, tsr_error *err);
 /* Reads the words of a part of a matrix of stored numbers into `words`, which is enough for them. */

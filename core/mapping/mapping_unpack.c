@@ -125,6 +125,16 @@ static bool make_tables(const tsr_packed_weight *p, const row_part *part, group_
     return !losses.zeros && !losses.overflows;
 }
 
+/* The codes of a row of pairs. */
+static void spread_pairs(const uint8_t *pairs, size_t count, uint8_t *out)
+{
+    for (size_t i = 0; i < count / 2; i++) {
+        out[2 * i] = pairs[i] & 15;
+        out[2 * i + 1] = pairs[i] >> 4;
+    }
+    if (count % 2) out[count - 1] = pairs[count / 2] & 15;
+}
+
 /* Products of columns in any order of groups, several at a time, as stores would take longest otherwise. */
 static void look_up_ordered_pairs(const uint16_t *table, const uint16_t *places, const uint8_t *pairs, size_t count,
                                   uint8_t *out)
@@ -134,7 +144,7 @@ static void look_up_ordered_pairs(const uint16_t *table, const uint16_t *places,
     for (size_t i = 0, n; i < count; i += n) {
         uint8_t codes[AT_A_TIME];
         n = count - i < AT_A_TIME ? count - i : AT_A_TIME;
-        tsr_pairs_spread(pairs + i / 2, n, codes);
+        spread_pairs(pairs + i / 2, n, codes);
         for (size_t k = 0; k < n; k++) found[k] = (uint16_t)(places[i + k] + codes[k]);
         size_t k = 0;
         for (; k + 4 <= n; k += 4) {
@@ -229,6 +239,12 @@ static unpacked unpack_turned(const tsr_packed_weight *p, const tsr_area *a, con
     return (unpacked){codes + before * line, line, false};
 }
 
+/* Pairs of which the second number is the low half. */
+static void swap_pairs(const uint8_t *pairs, size_t bytes, uint8_t *out)
+{
+    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(pairs[i] << 4 | pairs[i] >> 4);
+}
+
 /* Numbers of 8 bits, and pairs from an even place on, are used where they are stored; so are pairs whose halves are swapped, but for that. */
 static unpacked unpack_rows(const tsr_packed_weight *p, const tsr_area *a, const block *b, uint8_t *codes)
 {
@@ -242,7 +258,7 @@ static unpacked unpack_rows(const tsr_packed_weight *p, const tsr_area *a, const
         return (unpacked){words, stored.width, pairs};
     if (TSR_PRODUCTS_BUILT && pairs && numbers->period == 2) {
         const size_t line = (b->columns + 1) / 2;
-        for (size_t i = 0; i < b->rows; i++) tsr_pairs_swap(words + i * stored.width, line, codes + i * line);
+        for (size_t i = 0; i < b->rows; i++) swap_pairs(words + i * stored.width, line, codes + i * line);
         return (unpacked){codes, line, true};
     }
     tsr_codes_across(numbers, &part, &stored, codes);
@@ -262,7 +278,7 @@ static void compute_row(const tsr_packed_weight *p, const row_part *part, const 
         return;
     }
     if (TSR_PRODUCTS_BUILT && pairs) {
-        tsr_pairs_spread(codes, part->count, r->spread);
+        spread_pairs(codes, part->count, r->spread);
         codes = r->spread;
     }
     if (made) look_up_codes(p, part, groups, codes, r, out);
@@ -330,12 +346,39 @@ static block part_of_band(const tsr_packed_weight *p, const tsr_band *band, cons
         .stored = band->stored, .stored_row = band->row, .pairs = band->pairs ? band->numbers + row * line : NULL};
 }
 
+/* Finds out which groups there are in the area and, with an index, the group of every column. */
+static tsr_status find_groups(const tsr_packed_weight *p, const tsr_area *a, tsr_packed_room *r, tsr_error *err)
+{
+    int32_t low = INT32_MAX, high = 0;
+    const tsr_run run = {.first = a->column, .count = a->columns};
+    r->first_group = a->column / p->group;
+    if (!p->group_index) {
+        r->group_count = (size_t)((a->column + a->columns - 1) / p->group - r->first_group + 1);
+        return TSR_OK;
+    }
+    TSR_TRY(tsr_read_run(p->source, p->group_index, &run, r->groups, a->columns * sizeof *r->groups, err));
+    for (size_t k = 0; k < a->columns; k++) {
+        TSR_FAIL_IF(r->groups[k] < 0 || (uint64_t)r->groups[k] >= p->groups, err, TSR_E_FORMAT,
+                    "'%.*s' has a group that '%.*s' does not have", TSR_STR_ARG(p->group_index->fqn),
+                    TSR_STR_ARG(p->scale->fqn)); /* it was in order when it was opened */
+        if (r->groups[k] < low) low = r->groups[k];
+        if (r->groups[k] > high) high = r->groups[k];
+    }
+    for (size_t k = 0; k < a->columns; k++) {
+        r->groups[k] -= low;
+        r->places[k] = (uint16_t)(r->groups[k] * TSR_PAIR_NUMBERS); /* if there are that many */
+    }
+    r->first_group = (uint64_t)low;
+    r->group_count = (size_t)(high - low) + 1;
+    return TSR_OK;
+}
+
 static tsr_status compute_area(const tsr_packed_weight *p, const tsr_area *a, const tsr_band *band,
                                const tsr_packed_room *whole, uint8_t *out, tsr_cast_losses *losses, tsr_error *err)
 {
     tsr_packed_room r = *whole;
     block b = {.row = 0};
-    TSR_TRY(tsr_packed_find_groups(p, a, &r, err));
+    TSR_TRY(find_groups(p, a, &r, err));
     if (band) b = part_of_band(p, band, a, &r);
     else TSR_TRY(read_area_parts(p, a, &b, &r, err));
     compute_blocks(p, a, b, &r, out, losses);
