@@ -501,7 +501,7 @@ static int put_table(const cli *program)
 {
     tsr_json json;
     tsr_error err = {0};
-    cli_document_start(program, &json, 1, &err);
+    cli_document_start(program, &json, &err);
     return tsr_commands_write(&json) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 

@@ -727,7 +727,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
 static tsr_status put_json(const copying *c, tsr_error *err)
 {
     tsr_json json;
-    cli_document_start(c->program, &json, 1, err);
+    cli_document_start(c->program, &json, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.cp/1");
     tsr_json_put_text(&json, "source", c->from);

@@ -228,7 +228,7 @@ static tsr_status report(const comparison *c, tsr_error *err)
         return TSR_OK;
     }
     if (format == CLI_REPORT_JSON) {
-        cli_document_start(c->program, &json, 1, err);
+        cli_document_start(c->program, &json, err);
         status = tsr_document_diff(&document, &json);
         return status == TSR_OK ? tsr_json_finish(&json) : status;
     }

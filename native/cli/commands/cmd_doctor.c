@@ -287,7 +287,7 @@ static tsr_status put_json(const cli *program, const facts *f, tsr_error *err)
 {
     tsr_json json;
     const char *group = "";
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.doctor/1");
     for (size_t i = 0; i < f->count; i++) {

@@ -29,7 +29,7 @@ static int put_json(const cli *program, const tsr_rule *only)
     tsr_error err = {0};
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
-    cli_document_start(program, &json, 1, &err);
+    cli_document_start(program, &json, &err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.rules/1");
     tsr_json_put_array(&json, "rules");

@@ -408,7 +408,7 @@ static tsr_status put_json(const cli *program, const answer *a, tsr_error *err)
                                        .more = a->compared ? put_against : NULL,
                                        .more_ctx = &against};
     tsr_json json;
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     const tsr_status status = tsr_document_fqn(&document, &json);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }

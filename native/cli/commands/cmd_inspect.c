@@ -761,7 +761,7 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const t
         .ring = ring,
         .progress = ring ? &progress.base : NULL,
     };
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     tsr_status status = tsr_document_inspect(session->checkpoint, &options, &json, err);
     if (status == TSR_OK) status = tsr_json_finish(&json);
     cli_progress_end(&progress);
@@ -784,7 +784,7 @@ static tsr_status inspect_text(cli *program, const cli_session *session, const t
     const tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
     if (status == TSR_OK && tsr_findings_count(findings)) {
         putchar('\n');
-        cli_put_findings(&program->out, NULL, findings, 20);
+        cli_put_findings(&program->out, findings, 20);
     }
     cli_listing_free(&v.listing);
     return status;

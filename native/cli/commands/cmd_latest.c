@@ -59,7 +59,7 @@ static tsr_status put(cli *program, bool as_json, const tsr_latest *latest, cons
     if (status == TSR_OK) status = tsr_latest_path(tsr_str_from(run), latest->path, arena, &path, err);
     if (status == TSR_OK && !as_json && latest->found) put_text(program, path);
     if (status != TSR_OK || !as_json) return status;
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     status = tsr_document_latest(latest, tsr_str_from(run), arena, &json, err);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }

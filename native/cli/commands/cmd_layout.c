@@ -21,7 +21,7 @@ static tsr_status write_layout(cli *program, const cli_session *session, const t
     options.checkpoint = session->checkpoint;
     options.progress = &progress.base;
     if (to) tsr_json_start(&json, cli_write_file, to, 1, err);
-    else cli_document_start(program, &json, 1, err);
+    else cli_document_start(program, &json, err);
     status = tsr_document_layout(session->catalog, &options, cli_host(program), &json, err);
     cli_progress_end(&progress);
     tsr_ring_free(options.ring);

@@ -11,7 +11,7 @@ static tsr_status write_list(const cli *program, tsr_error *err)
 {
     tsr_json json;
     tsr_str name;
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.maps/1");
     tsr_json_put_array(&json, "maps");

@@ -277,7 +277,7 @@ static tsr_status report_json(const job *j, double seconds, tsr_error *err)
     tsr_json json;
     size_t count;
     const tsr_str *carried = tsr_optim_carried(j->optim, &count);
-    cli_document_start(j->program, &json, 1, err);
+    cli_document_start(j->program, &json, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.optim/1");
     tsr_json_put_text(&json, "action", tsr_optim_action_names[j->request.action]);

@@ -178,7 +178,7 @@ static tsr_status report(cli *program, const tsr_command_options *arguments, pla
         put_text(program, &document);
         return TSR_OK;
     }
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     status = tsr_document_plan(&document, &json, err);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }

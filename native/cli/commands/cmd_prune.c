@@ -91,7 +91,7 @@ static tsr_status put(cli *program, bool as_json, const tsr_prune_result *result
     tsr_status status = put_notes(program, result, run, arena, err);
     if (status == TSR_OK && !as_json) status = put_removed(result, run, arena, err);
     if (status != TSR_OK || !as_json) return status;
-    cli_document_start(program, &json, 1, err);
+    cli_document_start(program, &json, err);
     status = tsr_document_prune(result, run, arena, &json, err);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }

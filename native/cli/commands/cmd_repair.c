@@ -263,7 +263,7 @@ static void put_text(const repair *r)
     if (r->is_torch) {
         cli_put(stdout, tsr_str_from(r->dest));
         printf(": %s; %s lost\n", cli_plural(r->kept, "name").text, cli_number(r->lost).text);
-        cli_put_findings(&r->program->out, NULL, r->findings, 20);
+        cli_put_findings(&r->program->out, r->findings, 20);
         return;
     }
     printf("%s in %s: %s named", cli_plural(s->items, "item").text, cli_plural(s->files, "data file").text,
@@ -276,7 +276,7 @@ static void put_text(const repair *r)
     cli_put(stdout, dest);
     printf(": %s%s\n", cli_plural(s->entry_count, "name").text,
            in_place ? "" : "; move it to .metadata to load the checkpoint");
-    cli_put_findings(&r->program->out, NULL, r->findings, 20);
+    cli_put_findings(&r->program->out, r->findings, 20);
 }
 
 static tsr_status put_json(const repair *r, tsr_error *err)
@@ -295,7 +295,7 @@ static tsr_status put_json(const repair *r, tsr_error *err)
                   {"header_nuls", r->found.header_nuls}};
     const size_t used = sizeof counts / sizeof *counts - (r->found.store ? 0 : 2);
     tsr_json json;
-    cli_document_start(r->program, &json, 1, err);
+    cli_document_start(r->program, &json, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.repair/1");
     tsr_json_put_text(&json, "written", r->dest);

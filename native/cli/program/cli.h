@@ -127,7 +127,7 @@ void cli_warn(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3)
 void cli_note(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 
 /* Starts the JSON document, or the report, that is the command's output. */
-void cli_document_start(const cli *program, tsr_json *json, unsigned indent, tsr_error *err);
+void cli_document_start(const cli *program, tsr_json *json, tsr_error *err);
 /* Writes a finished one. */
 tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err);
 /* A tsr_write_fn; `ctx` is a FILE. */

@@ -272,10 +272,10 @@ void cli_note(const cli *program, const char *format, ...)
     va_end(arguments);
 }
 
-void cli_document_start(const cli *program, tsr_json *json, unsigned indent, tsr_error *err)
+void cli_document_start(const cli *program, tsr_json *json, tsr_error *err)
 {
     const cli_caller *caller = program->caller;
-    tsr_json_start(json, caller ? caller->write : cli_write_file, caller ? caller->ctx : stdout, indent, err);
+    tsr_json_start(json, caller ? caller->write : cli_write_file, caller ? caller->ctx : stdout, 1, err);
 }
 
 tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err)

@@ -24,7 +24,7 @@ static void put_place(const cli_terminal *terminal, tsr_str text, bool *began)
     *began = true;
 }
 
-static void put_finding(const cli_terminal *terminal, const char *path, const tsr_finding *finding)
+static void put_finding(const cli_terminal *terminal, const tsr_finding *finding)
 {
     char position[32];
     bool began = false;
@@ -32,7 +32,6 @@ static void put_finding(const cli_terminal *terminal, const char *path, const ts
     printf("%-8s", tsr_level_name(finding->level));
     cli_off(terminal, stdout);
     printf("%s", finding->rule->id);
-    if (path) put_place(terminal, tsr_str_from(path), &began);
     if (finding->file.size) put_place(terminal, finding->file, &began);
     if (finding->byte_offset != TSR_NO_POSITION) {
         snprintf(position, sizeof position, "byte %" PRIu64, finding->byte_offset);
@@ -44,7 +43,7 @@ static void put_finding(const cli_terminal *terminal, const char *path, const ts
     cli_put_wrapped(stdout, finding->message, 8, 8, terminal->columns);
 }
 
-void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most)
+void cli_put_findings(const cli_terminal *terminal, const tsr_findings *findings, size_t most)
 {
     size_t put = 0, count = tsr_findings_count(findings);
     uint64_t total = 0;
@@ -53,7 +52,7 @@ void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_
         for (size_t i = 0; i < count; i++) {
             const tsr_finding *finding = tsr_findings_at(findings, i);
             if (finding->level != (tsr_level)level || (most && put >= most)) continue;
-            put_finding(terminal, path, finding);
+            put_finding(terminal, finding);
             put++;
         }
     }
@@ -104,7 +103,7 @@ static void text_add(tsr_report *report, const tsr_reported *reported)
     cli_put_finding_counts(terminal, totals);
     if (reported->policy) cli_put_left_out(reported->policy);
     putchar('\n');
-    cli_put_findings(terminal, NULL, reported->findings, 0);
+    cli_put_findings(terminal, reported->findings, 0);
 }
 
 static void text_end(tsr_report *report)
@@ -132,7 +131,7 @@ void cli_report_start(cli_report *report, cli *program, unsigned format, tsr_err
     const char *summary =
         form == &tsr_report_github && cli_speaks(program) && !program->caller ? getenv("GITHUB_STEP_SUMMARY") : NULL;
     report->terminal = &program->out;
-    cli_document_start(program, &report->json, 1, err);
+    cli_document_start(program, &report->json, err);
     tsr_report_start(&report->base, form, &report->json, allocator);
     /* The summary is optional, because the annotations are printed: its failures are not errors. */
     report->summary_file = summary && *summary ? fopen(summary, "a") : NULL;

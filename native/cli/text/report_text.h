@@ -31,11 +31,8 @@ int cli_totals_status(const uint64_t totals[TSR_ERROR + 1], unsigned fail_on);
 
 /* ---- findings ---- */
 
-/* Prints findings for people. */
-
-/* Prints findings on stdout, one per paragraph, errors first, at most `most` (0: all). Each begins with `path` (may be
- * NULL). */
-void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);
+/* Prints findings for people on stdout, one per paragraph, errors first, at most `most` (0: all). */
+void cli_put_findings(const cli_terminal *terminal, const tsr_findings *findings, size_t most);
 /* Prints the table of the rules of `scope` (NULL: all rules). */
 void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope);
 

@@ -237,7 +237,7 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
                                               .warning_count = w->warnings.count,
                                               .more = put_run,
                                               .more_ctx = (void *)(uintptr_t)w};
-    cli_document_start(w->program, &json, 1, err);
+    cli_document_start(w->program, &json, err);
     const tsr_status status = tsr_document_conversion(&document, &json);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
