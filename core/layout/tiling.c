@@ -357,10 +357,11 @@ tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_allocator *allo
     TSR_TRY(tsr_tiling_check(allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count, &tiling,
                              err));
     TSR_FAIL_IF(!tiling.exact, err, TSR_E_FORMAT,
-                "the chunks of '%.*s' do not tile it (%llu element%s not covered%s); tessera validate shows where",
-                TSR_STR_ARG(entry->fqn), (unsigned long long)tiling.missing, tiling.missing == 1 ? " is" : "s are",
-                tiling.overlap[0] != TSR_NO_CHUNK ? ", some are covered several times"
-                : tiling.outside != TSR_NO_CHUNK  ? ", and a chunk reaches beyond the tensor"
-                                                  : "");
+                "the chunks of '%.*s' do not tile it: %s (elements not covered: %llu); tessera validate shows where",
+                TSR_STR_ARG(entry->fqn),
+                tiling.overlap[0] != TSR_NO_CHUNK ? "some overlap"
+                : tiling.outside != TSR_NO_CHUNK  ? "one reaches beyond it"
+                                                  : "there is a gap",
+                (unsigned long long)tiling.missing);
     return TSR_OK;
 }

@@ -542,7 +542,10 @@ static tsr_status gather_part(gathering *g, tsr_located *part)
     const size_t scratch_size = g->scratch_size - TSR_COPY_SLACK;
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], to_step = gather->itemsize, volume = 1, at[TSR_MAX_NDIM] = {0};
     if (!tsr_box_intersect((tsr_box){gather->ndim, part->offsets, part->sizes}, box, offsets, sizes)) return TSR_OK;
-    part_share share = {.part = part, .to = g->to};
+    part_share share; /* most axes are not used, so they are not set */
+    share.part = part;
+    share.byte = 0;
+    share.to = g->to;
     tsr_axis *axes = share.axes, kept[TSR_MAX_NDIM];
     for (uint32_t d = gather->ndim; d-- > 0;) {
         axes[d] = (tsr_axis){sizes[d], part->strides[d] * gather->itemsize, to_step};

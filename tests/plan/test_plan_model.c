@@ -231,7 +231,7 @@ static void test_plan_model__refuses_what_cannot_be_done(void **state)
         if (i == 0) {
             m.entries[0].chunk_count = 1;
             want = TSR_E_FORMAT;
-            part = "'a.w' do not tile it (12 elements are not covered)";
+            part = "'a.w' do not tile it: there is a gap (elements not covered: 12)";
         } else if (i == 1) {
             m.rules[0] = (tsr_target_rule){.match = TSR_STR("t"), .placements = shard_0};
             m.target.rule_count = 1;

@@ -295,9 +295,9 @@ static void test_stream_read__damaged_layouts_are_refused_by_name(void **state)
         const char *part;
     } rows[] = {
         {make_hole, TSR_E_FORMAT,
-         "the chunks of 'w' do not tile it (4 elements are not covered); tessera validate shows where"},
-        {make_overlap, TSR_E_FORMAT, "do not tile it (4 elements are not covered, some are covered several times)"},
-        {make_outside, TSR_E_FORMAT, "do not tile it (0 elements are not covered, and a chunk reaches beyond the tensor)"},
+         "the chunks of 'w' do not tile it: there is a gap (elements not covered: 4); tessera validate shows where"},
+        {make_overlap, TSR_E_FORMAT, "do not tile it: some overlap (elements not covered: 4)"},
+        {make_outside, TSR_E_FORMAT, "do not tile it: one reaches beyond it (elements not covered: 0)"},
         {make_beyond, TSR_E_FORMAT, "beyond the end of data"},
         {make_huge, TSR_E_FORMAT, "'w': the strides of a chunk reach beyond the largest possible file"},
         {make_missing, TSR_E_NOT_FOUND,
