@@ -111,7 +111,7 @@ static tsr_status note_kept(job_state *s, tsr_error *err)
 
 tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, tsr_error *err)
 {
-    tsr_inputs inputs = tsr_inputs_of(&tsr_allocator_libc);
+    tsr_inputs inputs = tsr_inputs_new();
     const tsr_replacement_request request = {.host = s->job->host,
                                              .path = s->job->destination,
                                              .is_folder = s->job->is_folder,

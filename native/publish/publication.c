@@ -156,7 +156,7 @@ static tsr_status list_inputs(const tsr_publication *p, tsr_inputs *inputs, tsr_
 static tsr_status decide_replacement(publishing *s, tsr_error *err)
 {
     const tsr_publication *p = s->job;
-    tsr_inputs inputs = tsr_inputs_of(&tsr_allocator_libc);
+    tsr_inputs inputs = tsr_inputs_new();
     const tsr_replacement_request request = {.host = p->host,
                                              .path = p->destination,
                                              .is_folder = p->is_folder,

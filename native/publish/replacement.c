@@ -22,9 +22,10 @@
 
 /* ---- overlap ---- */
 
-tsr_inputs tsr_inputs_of(const tsr_allocator *allocator)
+tsr_inputs tsr_inputs_new(void)
 {
-    return (tsr_inputs){tsr_vec_of(allocator, sizeof(tsr_input)), tsr_vec_of(allocator, sizeof(tsr_input))};
+    return (tsr_inputs){tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_input)),
+                        tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_input))};
 }
 
 void tsr_inputs_free(tsr_inputs *inputs)

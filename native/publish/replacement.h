@@ -31,7 +31,7 @@ typedef struct tsr_input {
     const char *name; /* borrowed */
 } tsr_input;
 
-tsr_inputs tsr_inputs_of(const tsr_allocator *allocator);
+tsr_inputs tsr_inputs_new(void);
 void tsr_inputs_free(tsr_inputs *inputs); /* accepts a zeroed one */
 
 /* Adds the files of an opened checkpoint: those that belong to it, and those that were read so far. `checkpoint` NULL: all

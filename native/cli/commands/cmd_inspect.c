@@ -388,14 +388,14 @@ static tsr_status put_table(view *v, tsr_error *err)
     enum { STORED_WIDTH = 14 };
     v->name_width = 6, v->type_width = 5, v->shape_width = 5, v->size_width = 4;
     tsr_status status = find_partners(v, err);
-    if (status == TSR_OK) status = cli_listing_rows(&v->listing, false, measure_row, v, &tsr_allocator_libc, err);
+    if (status == TSR_OK) status = cli_listing_rows(&v->listing, false, measure_row, v, err);
     if (status == TSR_OK) {
         fit_names(v, v->type_width + v->shape_width + v->size_width + 8 + (v->has_stored ? STORED_WIDTH : 0));
         cli_on(v->out, stdout, CLI_BOLD);
         printf("\n%-*s  %-*s  %-*s  %*s%s\n", (int)v->name_width, "TENSOR", (int)v->type_width, "DTYPE", (int)v->shape_width,
                "SHAPE", (int)v->size_width, "SIZE", v->has_stored ? "  STORED" : "");
         cli_off(v->out, stdout);
-        status = cli_listing_rows(&v->listing, false, put_row, v, &tsr_allocator_libc, err);
+        status = cli_listing_rows(&v->listing, false, put_row, v, err);
     }
     tsr_vec_free(&v->partners);
     return status;
@@ -485,11 +485,11 @@ static tsr_status put_tree(view *v, tsr_error *err)
 {
     enum { MOST_TYPE = 24, DETAILS_WIDTH = 24 };
     v->name_width = 6, v->type_width = 5, v->size_width = 4;
-    TSR_TRY(cli_listing_rows(&v->listing, true, measure_tree_row, v, &tsr_allocator_libc, err));
+    TSR_TRY(cli_listing_rows(&v->listing, true, measure_tree_row, v, err));
     if (v->type_width > MOST_TYPE) v->type_width = MOST_TYPE;
     fit_names(v, v->type_width + v->size_width + 6 + DETAILS_WIDTH);
     putchar('\n');
-    return cli_listing_rows(&v->listing, true, put_tree_row, v, &tsr_allocator_libc, err);
+    return cli_listing_rows(&v->listing, true, put_tree_row, v, err);
 }
 
 /* ---- objects ---- */
@@ -773,8 +773,7 @@ static tsr_status inspect_text(cli *program, const cli_session *session, const t
 {
     view v = {.out = &program->out, .session = session, .arguments = arguments};
     if (ring) return put_values(session, arguments, ring, err);
-    tsr_status status =
-        cli_listing_build(session->catalog, tsr_globs_select, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
+    tsr_status status = cli_listing_build(session->catalog, &arguments->selection, &v.listing, err);
     if (status == TSR_OK) {
         put_head(&v);
         if (arguments->tree) status = put_tree(&v, err);

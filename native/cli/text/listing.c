@@ -199,9 +199,9 @@ static void fold_children(cli_listing *listing, tsr_vec *numbers)
     }
 }
 
-static tsr_status fold(cli_listing *listing, const tsr_allocator *allocator, tsr_error *err)
+static tsr_status fold(cli_listing *listing, tsr_error *err)
 {
-    tsr_vec numbers = tsr_vec_of(allocator, sizeof(numbered));
+    tsr_vec numbers = tsr_vec_of(&tsr_allocator_libc, sizeof(numbered));
     tsr_status status = TSR_OK;
     for (uint32_t i = 0; i < listing->nodes.count && status == TSR_OK; i++) {
         numbers.count = 0;
@@ -218,18 +218,18 @@ static tsr_status fold(cli_listing *listing, const tsr_allocator *allocator, tsr
     return status;
 }
 
-tsr_status cli_listing_build(const tsr_catalog *catalog, bool (*keeps)(const void *ctx, tsr_str fqn), const void *ctx,
-                             const tsr_allocator *allocator, cli_listing *out, tsr_error *err)
+tsr_status cli_listing_build(const tsr_catalog *catalog, const tsr_name_globs *selection, cli_listing *out, tsr_error *err)
 {
-    *out = (cli_listing){tsr_vec_of(allocator, sizeof(cli_node))};
-    builder b = {.listing = out, .err = err, .prefixes = tsr_map_new(allocator, (size_t)catalog->entry_count, err)};
+    *out = (cli_listing){tsr_vec_of(&tsr_allocator_libc, sizeof(cli_node))};
+    builder b = {
+        .listing = out, .err = err, .prefixes = tsr_map_new(&tsr_allocator_libc, (size_t)catalog->entry_count, err)};
     tsr_status status = b.prefixes && add_node(&b, CLI_NO_NODE, TSR_STR("")) == 0 ? TSR_OK : TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
-        if (!keeps || keeps(ctx, catalog->entries[i].fqn)) status = add_entry(&b, &catalog->entries[i]);
+        if (tsr_globs_select(selection, catalog->entries[i].fqn)) status = add_entry(&b, &catalog->entries[i]);
     }
     if (status == TSR_OK) {
         add_up(out);
-        status = fold(out, allocator, err);
+        status = fold(out, err);
     }
     tsr_map_free(b.prefixes);
     return status;
@@ -338,9 +338,9 @@ static void walk(walker *w, const cli_node *parent, unsigned depth, uint64_t tim
 }
 
 tsr_status cli_listing_rows(const cli_listing *listing, bool tree, void (*each)(void *ctx, const cli_row *row), void *ctx,
-                            const tsr_allocator *allocator, tsr_error *err)
+                            tsr_error *err)
 {
-    walker w = {listing, tree, each, ctx, tsr_vec_of(allocator, 1), err, false};
+    walker w = {listing, tree, each, ctx, tsr_vec_of(&tsr_allocator_libc, 1), err, false};
     walk(&w, node_at(listing, 0), 0, 1, 0);
     tsr_vec_free(&w.label);
     return w.failed ? TSR_E_NOMEM : TSR_OK;

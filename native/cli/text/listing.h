@@ -39,15 +39,14 @@ typedef struct cli_row {
     bool odd;
 } cli_row;
 
-/* `keeps` selects the entries. Borrows the catalog. */
-tsr_status cli_listing_build(const tsr_catalog *catalog, bool (*keeps)(const void *ctx, tsr_str fqn), const void *ctx,
-                             const tsr_allocator *allocator, cli_listing *out, tsr_error *err);
+/* Borrows the catalog. */
+tsr_status cli_listing_build(const tsr_catalog *catalog, const tsr_name_globs *selection, cli_listing *out, tsr_error *err);
 void cli_listing_free(cli_listing *listing);
 
 /* Calls `each` for every row. A table has the nodes with an entry, with their whole folded names. A tree has every node
  * except those inside a node that contains only objects; a chain of single children is one row. */
 tsr_status cli_listing_rows(const cli_listing *listing, bool tree, void (*each)(void *ctx, const cli_row *row), void *ctx,
-                            const tsr_allocator *allocator, tsr_error *err);
+                            tsr_error *err);
 
 /* Describes how a tensor is sharded: "whole", "4 on dim 0", "2 on dim 0, 2 on dim 1", "7 chunks", or its placements. */
 void cli_layout_text(const tsr_entry *entry, char *out, size_t capacity);

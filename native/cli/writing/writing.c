@@ -612,7 +612,7 @@ static bool is_earlier_output(const char *path)
 
 static tsr_status refuse_source(const char *path, const cli_session *source, tsr_error *err)
 {
-    tsr_inputs inputs = tsr_inputs_of(&tsr_allocator_libc);
+    tsr_inputs inputs = tsr_inputs_new();
     tsr_status status = tsr_inputs_add(&inputs, source->store, NULL, err);
     const tsr_input *input = status == TSR_OK ? tsr_inputs_find(&inputs, AT_FDCWD, path) : NULL;
     if (input && !is_earlier_output(path))

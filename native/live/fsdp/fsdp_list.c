@@ -9,10 +9,6 @@
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
 
-/* ---- unit ---- */
-
-/* One unit: its slice in the memory of the host, and its originals as tensors. */
-
 /* ---- memory ---- */
 
 uint64_t tsr_fsdp_slice_bytes(const tsr_fsdp_node *node)
@@ -20,7 +16,7 @@ uint64_t tsr_fsdp_slice_bytes(const tsr_fsdp_node *node)
     return node->layout.slice_numel * node->itemsize;
 }
 
-tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, bool copy_in, void **slice, void **staged,
+tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void **slice, void **staged,
                           tsr_error *err)
 {
     const uint64_t bytes = tsr_fsdp_slice_bytes(node);
@@ -31,7 +27,7 @@ tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node
     if (!device || bytes == 0) return TSR_OK;
     *slice = *staged = tsr_alloc(model->host->allocator, (size_t)bytes, 1, err);
     if (!*staged) return TSR_E_NOMEM;
-    return copy_in ? tsr_device_download(device, *staged, node->unit->slice, bytes, err) : TSR_OK;
+    return tsr_device_download(device, *staged, node->unit->slice, bytes, err);
 }
 
 tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void *staged, bool copy_out,

@@ -469,7 +469,7 @@ static tsr_status load_unit(const tsr_fsdp_loading *l, size_t enter, tsr_error *
     unit_work w = {.node = &tsr_fsdp_nodes(l->model)[items[enter].node]};
     const size_t leave = tsr_fsdp_leave(l->model, enter);
     void *slice = NULL;
-    tsr_status status = tsr_fsdp_stage(l->model, w.node, true, &slice, &w.staged, err);
+    tsr_status status = tsr_fsdp_stage(l->model, w.node, &slice, &w.staged, err);
     w.slice = slice;
     status = tsr_comm_agree(l->model->tree.comm, status, err);
     const bool all = status == TSR_OK;

@@ -92,7 +92,7 @@ void tsr_fsdp_tell(const tsr_fsdp_model *model, const tsr_fsdp_item *item, bool 
 
 /* A unit's slice in host memory: its own, or a copy (`*staged`, of tsr_fsdp_slice_bytes, to be freed). */
 uint64_t tsr_fsdp_slice_bytes(const tsr_fsdp_node *node);
-tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, bool copy_in, void **slice, void **staged,
+tsr_status tsr_fsdp_stage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void **slice, void **staged,
                           tsr_error *err);
 /* Releases the copy. With `copy_out` it is written to the device first. */
 tsr_status tsr_fsdp_unstage(const tsr_fsdp_model *model, const tsr_fsdp_node *node, void *staged, bool copy_out,

@@ -129,7 +129,7 @@ static tsr_status prepare(const saving *s, unit_work *w, tsr_error *err)
     if (!w->arena) return TSR_E_NOMEM;
     w->made = tsr_arena_array(w->arena, w->node->flat->param_count, sizeof *w->made, err);
     if (!w->made) return TSR_E_NOMEM;
-    if (!local) TSR_TRY(tsr_fsdp_stage(s->model, w->node, true, &w->slice, &w->staged, err));
+    if (!local) TSR_TRY(tsr_fsdp_stage(s->model, w->node, &w->slice, &w->staged, err));
     if (!local && tsr_fsdp_is_transformed(w->node)) TSR_TRY(tsr_state_dict_new(s->model->host, &w->passing, err));
     w->flat = w->slice;
     if (wants_flat(w) && w->node->sharded && (keeps(w) || makes_itself(w))) {
