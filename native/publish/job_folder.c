@@ -555,7 +555,7 @@ static tsr_status give_names(job_state *s, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(s->work)->marker;
     const bool durable = tsr_folder_output_replaces(s->output) || s->replacement.swap || s->sidecar;
-    tsr_status status = tsr_job_note_publishing(&s->journals, s->tag, s->output, marker, s->sidecar, durable, err);
+    tsr_status status = tsr_journals_publishing_output(&s->journals, s->tag, s->output, marker, s->sidecar, durable, err);
     if (status == TSR_OK) status = s->output->publish(s->output, marker, err);
     s->job->published = status == TSR_OK;
     if (status == TSR_OK && s->sidecar) status = s->sidecar->publish(s->sidecar, 0, err);

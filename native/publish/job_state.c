@@ -92,17 +92,6 @@ tsr_status tsr_job_hold_destination(const tsr_job_environment *e, tsr_journals *
     return TSR_OK;
 }
 
-tsr_status tsr_job_note_publishing(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
-                                   tsr_output *companion, bool durable, tsr_error *err)
-{
-    tsr_vec record = tsr_vec_of(journals->allocator, 1);
-    tsr_status status = tsr_folder_output_record(output, marker, companion, &record, err);
-    if (status == TSR_OK)
-        status = tsr_journals_publishing(journals, tag, (tsr_str){record.items, record.count}, durable, err);
-    tsr_vec_free(&record);
-    return status;
-}
-
 /* Notes which files stay. */
 static tsr_status note_kept(job_state *s, tsr_error *err)
 {

@@ -223,10 +223,6 @@ void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const t
 /* tsr_journals_hold, with a warning of what it removed. */
 tsr_status tsr_job_hold_destination(const tsr_job_environment *environment, tsr_journals *journals, const char *destination,
                                     tsr_error *err);
-/* Records what publishing is about to do, so that an interrupted publication can be completed or undone. `companion` and `durable` are
- * as for tsr_folder_output_record and tsr_journals_publishing. */
-tsr_status tsr_job_note_publishing(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
-                                   tsr_output *companion, bool durable, tsr_error *err);
 
 /* Decides what happens to the destination's files. `written` are names that an unfinished run of the same job has created there. */
 tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, tsr_error *err);

@@ -100,6 +100,10 @@ tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, t
  * to be there after a power loss between two of them. */
 tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable,
                                    tsr_error *err);
+/* The same for what publishing `output` is about to do, so that an interrupted publication can be completed or undone. `marker` and
+ * `companion` are as for tsr_folder_output_record. */
+tsr_status tsr_journals_publishing_output(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
+                                          tsr_output *companion, bool durable, tsr_error *err);
 
 typedef struct tsr_journal tsr_journal;
 /* The share of a job that one process does: part 1 to `parts`, of ranks that work together or of independent processes. */

@@ -418,3 +418,14 @@ tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag
     sys->close(sys, fd);
     return status;
 }
+
+tsr_status tsr_journals_publishing_output(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
+                                          tsr_output *companion, bool durable, tsr_error *err)
+{
+    tsr_vec record = tsr_vec_of(journals->allocator, 1);
+    tsr_status status = tsr_folder_output_record(output, marker, companion, &record, err);
+    if (status == TSR_OK)
+        status = tsr_journals_publishing(journals, tag, (tsr_str){record.items, record.count}, durable, err);
+    tsr_vec_free(&record);
+    return status;
+}

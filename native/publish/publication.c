@@ -366,7 +366,7 @@ static tsr_status note_publishing(const publishing *s, uint32_t marker, tsr_erro
 {
     const tsr_publication *p = s->job;
     if (!s->journal || !(s->place.swap || tsr_folder_output_replaces(p->output))) return TSR_OK;
-    return tsr_job_note_publishing(&s->journals, s->place.tag, p->output, marker, NULL, true, err);
+    return tsr_journals_publishing_output(&s->journals, s->place.tag, p->output, marker, NULL, true, err);
 }
 
 static tsr_status give_names(publishing *s, uint32_t marker, tsr_error *err)

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "io/checksums.h"
-#include "publish/folder_output.h"
 #include "publish/join.h"
 #include "publish/saves.h"
 #include "session.h"

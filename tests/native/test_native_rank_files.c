@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "native/scratch.h"
-#include "publish/folder_output.h"
 #include "publish/saves.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
