@@ -2,15 +2,17 @@
  * over what is needed to complete its upload. One process takes all of that over and publishes. Closing removes what was not
  * published. */
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "io/checksums.h"
-#include "publish/join.h"
 #include "publish/saves.h"
 #include "session.h"
+#include "tessera/convert.h"
 #include "tessera/output.h"
+#include "tessera/path.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/end_sum.h"
@@ -26,18 +28,18 @@ typedef struct saving {
     tsr_output *output;
 } saving;
 
-/* A tsr_join. Mirrored in _saving.py. */
+/* Shards to be joined into files. Mirrored in _saving.py. */
 typedef struct joining {
-    const char *shards;
-    const char *files; /* names, each of which ends with a NUL, like those of the tensors */
+    const char *shards; /* their directory or its URL, which has nothing else */
+    const char *files;  /* names in the order in which they are written; each ends with a NUL, like those of the tensors */
     size_t files_size;
     const uint64_t *bytes; /* of the tensors in each file */
-    const char *tensors;
+    const char *tensors;   /* all that the shards have */
     size_t tensors_size;
-    const uint32_t *file_of; /* of each tensor */
-    const int *stop;         /* it ends when this is set */
-    uint32_t threads;
-    uint8_t unsummed;
+    const uint32_t *file_of; /* the number of each one's file */
+    const int *stop;         /* TSR_E_CANCELLED when this is set */
+    uint32_t threads;        /* 0: one per processor */
+    uint8_t unsummed;        /* the files state no checksum */
 } joining;
 
 /* A tsr_dcp_pickled. Mirrored in _archive.py. */
@@ -176,30 +178,73 @@ static bool goes_on(void *ctx, uint64_t done, uint64_t total)
     return !*(const volatile int *)ctx;
 }
 
+/* Joins the shards that ranks have saved into files of whole tensors, as PyTorch's HuggingFaceStorageWriter consolidates them. */
+typedef struct join_state {
+    const joining *from;
+    tsr_checkpoint *shards;
+    tsr_map *file_of; /* the number of each tensor's file, by name */
+    uint32_t file;    /* the one that is written */
+} join_state;
+
+static bool is_in_file(void *ctx, tsr_str name)
+{
+    const join_state *j = ctx;
+    return tsr_map_get(j->file_of, name, UINT32_MAX) == j->file;
+}
+
+static tsr_status write_file(join_state *j, const char *name, tsr_output *output, tsr_arena *arena, tsr_error *err)
+{
+    tsr_conversion written;
+    const tsr_progress progress = {goes_on, (void *)(uintptr_t)j->from->stop};
+    tsr_convert_options options = TSR_OPTIONS(tsr_convert_options);
+    options.to = TSR_TO_SAFETENSORS;
+    options.want = is_in_file;
+    options.want_ctx = j;
+    options.file_name = tsr_str_from(name);
+    options.no_checksums = j->from->unsummed;
+    options.progress = &progress;
+    TSR_TRY(tsr_convert(j->shards, output, &options, arena, &written, err));
+    TSR_FAIL_IF(written.byte_total != j->from->bytes[j->file], err, TSR_E_FORMAT,
+                "the shards of '%s' have %" PRIu64 " bytes of tensors instead of %" PRIu64, name, written.byte_total,
+                j->from->bytes[j->file]);
+    return TSR_OK;
+}
+
+static tsr_status write_files(join_state *j, tsr_output *output, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    const char *name = j->from->files;
+    for (j->file = 0; name < j->from->files + j->from->files_size && status == TSR_OK; j->file++) {
+        tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+        status = arena ? write_file(j, name, output, arena, err) : TSR_E_NOMEM;
+        tsr_arena_free(arena);
+        name += strlen(name) + 1;
+    }
+    return status;
+}
+
+static tsr_status list_tensors(join_state *j, const tsr_allocator *allocator, tsr_error *err)
+{
+    const uint32_t *file = j->from->file_of;
+    const char *name = j->from->tensors;
+    j->file_of = tsr_map_new(allocator, 0, err);
+    if (!j->file_of) return TSR_E_NOMEM;
+    for (; name < j->from->tensors + j->from->tensors_size; name += strlen(name) + 1)
+        TSR_TRY(tsr_map_put(j->file_of, tsr_str_from(name), *file++, NULL, NULL, err));
+    return TSR_OK;
+}
+
 static tsr_status join(const joining *from, tsr_output *output, tsr_error *err)
 {
-    size_t count, file_count;
-    tsr_str *tensors = split(from->tensors, from->tensors_size, &count, err);
-    tsr_str *names = split(from->files, from->files_size, &file_count, err);
-    tsr_joined_file *files = malloc((file_count + 1) * sizeof *files);
-    tsr_status status = tensors && names && files ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    if (status == TSR_OK) {
-        for (size_t f = 0; f < file_count; f++) files[f] = (tsr_joined_file){names[f], from->bytes[f]};
-        const tsr_progress progress = {goes_on, (void *)(uintptr_t)from->stop};
-        const tsr_join all = {.shards = from->shards,
-                              .files = files,
-                              .file_count = (uint32_t)file_count,
-                              .tensors = tensors,
-                              .file_of = from->file_of,
-                              .tensor_count = count,
-                              .threads = from->threads,
-                              .unsummed = from->unsummed,
-                              .progress = &progress};
-        status = tsr_join_shards(&all, output, err);
-    }
-    free(files);
-    free(names);
-    free(tensors);
+    tsr_native_host native;
+    join_state j = {.from = from};
+    tsr_native_host_open(&native, from->threads);
+    tsr_status status = list_tensors(&j, native.host.allocator, err);
+    if (status == TSR_OK) status = tsr_path_open(from->shards, &native.host, NULL, &j.shards, err);
+    if (status == TSR_OK) status = write_files(&j, output, native.host.allocator, err);
+    tsr_path_close(j.shards);
+    tsr_map_free(j.file_of);
+    tsr_native_host_close(&native);
     return status;
 }
 

@@ -6,7 +6,7 @@ HuggingFaceStorageWriter, and with the checksum of Tessera's.
     model.safetensors.index.json                   next to whole tensors: which file has which tensor
 
 In a directory, all files are first written next to it, or in it if it is a mount point or nothing can be created next to it. The library
-(native/publish/join.h) joins the shards there. When everything is complete, the coordinator publishes it (native/publish/folder_output.h): in
+(native/python/output_bindings.c) joins the shards there. When everything is complete, the coordinator publishes it (native/publish/folder_output.h): in
 one step if possible; otherwise it removes the old checkpoint and then moves the new files one by one, the index last. Journals and a
 record list both, so the next save or run of `tessera` removes what a killed one left. Object stores: see _Objects."""
 from __future__ import annotations
