@@ -84,7 +84,10 @@ tsr_status tsr_object_output_hand_over(tsr_output *base, const bool *kept, uint3
 
 void tsr_object_output_keep_uploads(tsr_output *base)
 {
-    tsr_object_set_published((object_output *)base);
+    object_output *output = (object_output *)base;
+    pthread_rwlock_rdlock(&output->steps);
+    output->is_published = true;
+    pthread_rwlock_unlock(&output->steps);
 }
 
 /* ---- taking over ---- */

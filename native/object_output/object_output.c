@@ -367,6 +367,65 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
     return status;
 }
 
+/* ---- uploads of earlier runs ---- */
+
+/* Whether this run writes the key. Uploads of other objects next to it are not ours to discard. */
+static bool writes_key(const object_output *output, tsr_str key)
+{
+    const size_t head = output->root.size + (output->root.size && output->options.is_folder);
+    if (!output->options.is_folder) return tsr_str_equal(key, output->root);
+    return tsr_map_get(output->file_of, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
+}
+
+/* Whether the key was left to another process of this run. */
+static bool is_left(const object_output *output, tsr_str key)
+{
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        const written_object *object = written_object_at(output, f);
+        if (object->is_left && tsr_str_equal(object->upload.key, key)) return true;
+    }
+    return false;
+}
+
+static bool is_used(const object_output *output, const tsr_object *unfinished)
+{
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        const tsr_upload *upload = &written_object_at(output, f)->upload;
+        if (upload->id && tsr_str_equal(upload->key, unfinished->key) &&
+            tsr_str_equal(tsr_str_from(upload->id), unfinished->version))
+            return true;
+    }
+    return false;
+}
+
+/* Discards uploads that were not continued, once everything is published. */
+static tsr_status discard_unfinished(object_output *output, tsr_error *err)
+{
+    const tsr_object *unfinished = output->unfinished.items.items;
+    for (size_t i = 0; i < output->unfinished.items.count; i++) {
+        const tsr_upload upload = {.key = unfinished[i].key, .id = unfinished[i].version.data};
+        if (is_used(output, &unfinished[i]) || (!output->options.is_folder && !tsr_str_equal(upload.key, output->root)))
+            continue;
+        if (is_left(output, upload.key)) continue;
+        if (!writes_key(output, upload.key)) {
+            output->resumed.uploads_left += !output->follows;
+            continue;
+        }
+        if (output->service->uploading->abort(output->service, &upload, err) != TSR_OK) {
+            tsr_error_context(
+                err, "the new checkpoint is complete, but an unfinished upload of an earlier run could not be given up");
+            return TSR_E_IO;
+        }
+        output->resumed.uploads_given_up++;
+    }
+    return TSR_OK;
+}
+
+tsr_object_resumed tsr_object_output_resumed(const tsr_output *base)
+{
+    return ((const object_output *)base)->resumed;
+}
+
 /* ---- publication ---- */
 
 /* Makes the markers. When the last one exists and is verified, nothing is removed any more. */
@@ -376,7 +435,7 @@ static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error
     TSR_TRY(look_at_markers(output, marker, err));
     for (uint32_t f = marker; f < count; f++) TSR_TRY(make(output, f, err));
     TSR_TRY(verify(output, marker, count, err));
-    if (!output->follows) tsr_object_set_published(output);
+    if (!output->follows) tsr_object_output_keep_uploads(&output->base);
     return TSR_OK;
 }
 
@@ -391,14 +450,14 @@ static tsr_status make_data(object_output *output, uint32_t count, tsr_error *er
 static tsr_status end(object_output *output, tsr_error *err)
 {
     output->has_all_data = true;
-    if (output->follows) tsr_object_set_published(output);
+    if (output->follows) tsr_object_output_keep_uploads(&output->base);
     for (size_t i = 0; i < output->options.obsolete_count; i++)
         if (remove_obsolete(output, output->options.obsolete[i], err) != TSR_OK) {
             tsr_error_context(err, "the new checkpoint is complete, but '%.*s' of the old one could not be removed",
                               TSR_STR_ARG(output->options.obsolete[i]));
             return TSR_E_IO;
         }
-    TSR_TRY(tsr_resume_finish(output, err));
+    TSR_TRY(discard_unfinished(output, err));
     return tsr_object_output_remove_notes(&output->base, err);
 }
 
@@ -497,6 +556,24 @@ static tsr_status note_before(object_output *output, tsr_error *err)
     return TSR_OK;
 }
 
+/* Lists the incomplete uploads of earlier runs, if one is to be continued. */
+static tsr_status list_unfinished(object_output *output, tsr_error *err)
+{
+    const tsr_resuming *kind = output->service->uploading->resuming;
+    tsr_error why = {0};
+    if (!output->options.resume) return TSR_OK;
+    const tsr_str prefix = tsr_arena_format(output->arena, err, "%.*s%s", TSR_STR_ARG(output->root),
+                                            output->root.size && output->options.is_folder ? "/" : "");
+    if (!prefix.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_object_list_open(output->allocator, &output->unfinished, err));
+    if (!kind->list_unfinished) return TSR_OK;
+    if (kind->list_unfinished(output->service, prefix, &output->unfinished, &why) == TSR_OK) return TSR_OK;
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "--resume needs the list of unfinished uploads, which the server does not give (%s); run without --resume",
+        why.message);
+}
+
 static tsr_status open_output(object_output *output, const char *url, tsr_error *err)
 {
     tsr_location location;
@@ -515,7 +592,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     TSR_TRY(note_before(output, err));
     TSR_TRY(check_kind(output, err));
     TSR_TRY(tsr_handover_discard(output, err));
-    return tsr_resume_look(output, err);
+    return list_unfinished(output, err);
 }
 
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options,

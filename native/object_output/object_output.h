@@ -122,17 +122,11 @@ void tsr_parts_close(object_output *output); /* ends the threads */
 
 /* object_parts.c: makes creating and writing files the functions of the output. Must precede the listing of existing objects. */
 tsr_status tsr_objects_open(object_output *output, tsr_error *err);
-/* These do nothing without options.resume. `look` must follow the listing of existing objects. */
-tsr_status tsr_resume_look(object_output *output, tsr_error *err);
 /* Whether an earlier run of this job may have made an object. */
 bool tsr_resume_knows(const object_output *output, tsr_str key);
 /* Compares a part of such an object. TSR_E_EXISTS if its bytes differ. */
 tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_upload_bytes *bytes, tsr_error *err);
-/* Discards uploads that were not continued. To be called when everything is published. */
-tsr_status tsr_resume_finish(object_output *output, tsr_error *err);
 
-/* object_parts.c: from now on, nothing is removed or aborted. */
-void tsr_object_set_published(object_output *output);
 /* object_replacing.c: whether a key is that of a note (options.notes). If so, *name is the rest of the key. */
 bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
 bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);

@@ -30,27 +30,6 @@
 
 /* ---- finding leftovers ---- */
 
-static tsr_status list_unfinished(object_output *output, tsr_error *err)
-{
-    const tsr_resuming *kind = output->service->uploading->resuming;
-    tsr_error why = {0};
-    const tsr_str prefix = tsr_arena_format(output->arena, err, "%.*s%s", TSR_STR_ARG(output->root),
-                                            output->root.size && output->options.is_folder ? "/" : "");
-    if (!prefix.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_object_list_open(output->allocator, &output->unfinished, err));
-    if (!kind->list_unfinished) return TSR_OK;
-    if (kind->list_unfinished(output->service, prefix, &output->unfinished, &why) == TSR_OK) return TSR_OK;
-    return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-        "--resume needs the list of unfinished uploads, which the server does not give (%s); run without --resume",
-        why.message);
-}
-
-tsr_status tsr_resume_look(object_output *output, tsr_error *err)
-{
-    return output->options.resume ? list_unfinished(output, err) : TSR_OK;
-}
-
 bool tsr_resume_knows(const object_output *output, tsr_str key)
 {
     const size_t head = output->root.size + (output->root.size && output->options.is_folder);
@@ -173,64 +152,6 @@ static bool resume_has_part(object_output *output, queued_part of, const tsr_upl
     if (is_same) output->resumed.bytes += bytes->size;
     pthread_mutex_unlock(&output->lock);
     return is_same;
-}
-
-/* ---- the end ---- */
-
-/* Whether this run writes the key. Uploads of other objects next to it are not ours to discard. */
-static bool is_ours(const object_output *output, tsr_str key)
-{
-    const size_t head = output->root.size + (output->root.size && output->options.is_folder);
-    if (!output->options.is_folder) return tsr_str_equal(key, output->root);
-    return tsr_map_get(output->file_of, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
-}
-
-/* Whether the key was left to another process of this run. */
-static bool is_left(const object_output *output, tsr_str key)
-{
-    for (uint32_t f = 0; f < output->objects.count; f++) {
-        const written_object *object = written_object_at(output, f);
-        if (object->is_left && tsr_str_equal(object->upload.key, key)) return true;
-    }
-    return false;
-}
-
-static bool is_used(const object_output *output, const tsr_object *unfinished)
-{
-    for (uint32_t f = 0; f < output->objects.count; f++) {
-        const tsr_upload *upload = &written_object_at(output, f)->upload;
-        if (upload->id && tsr_str_equal(upload->key, unfinished->key) &&
-            tsr_str_equal(tsr_str_from(upload->id), unfinished->version))
-            return true;
-    }
-    return false;
-}
-
-tsr_status tsr_resume_finish(object_output *output, tsr_error *err)
-{
-    const tsr_object *unfinished = output->unfinished.items.items;
-    for (size_t i = 0; i < output->unfinished.items.count; i++) {
-        const tsr_upload upload = {.key = unfinished[i].key, .id = unfinished[i].version.data};
-        if (is_used(output, &unfinished[i]) || (!output->options.is_folder && !tsr_str_equal(upload.key, output->root)))
-            continue;
-        if (is_left(output, upload.key)) continue;
-        if (!is_ours(output, upload.key)) {
-            output->resumed.uploads_left += !output->follows;
-            continue;
-        }
-        if (output->service->uploading->abort(output->service, &upload, err) != TSR_OK) {
-            tsr_error_context(
-                err, "the new checkpoint is complete, but an unfinished upload of an earlier run could not be given up");
-            return TSR_E_IO;
-        }
-        output->resumed.uploads_given_up++;
-    }
-    return TSR_OK;
-}
-
-tsr_object_resumed tsr_object_output_resumed(const tsr_output *base)
-{
-    return ((const object_output *)base)->resumed;
 }
 
 /* ---- object parts ---- */
@@ -750,11 +671,4 @@ void tsr_parts_close(object_output *output)
     for (unsigned i = 0; i < output->thread_count; i++) pthread_join(output->threads[i], NULL);
     while (output->held.count) let_go(output, ((queued_part *)output->held.items)[0]);
     if (output->saved >= 0) close(output->saved);
-}
-
-void tsr_object_set_published(object_output *output)
-{
-    pthread_rwlock_rdlock(&output->steps);
-    output->is_published = true;
-    pthread_rwlock_unlock(&output->steps);
 }
