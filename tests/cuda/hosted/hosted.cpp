@@ -15,6 +15,8 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
+#include <vector>
 
 #include "hosted/hosted.h"
 #include "hosted/hosted_grid.h"
@@ -54,7 +56,8 @@ size_t used;
 auto &blocks = *new std::map<uintptr_t, size_t>;
 auto &pinned = *new std::map<uintptr_t, host_block>;
 size_t pinned_bytes, most_pinned_bytes;
-auto &streams = *new std::map<CUstream_st *, bool>; /* false: destroyed; kept, since events may name them */
+auto &streams = *new std::set<CUstream_st *>;
+auto &destroyed = *new std::vector<CUstream_st *>; /* kept, since events may name them */
 uint64_t live_events, waits, wrongs;
 uint64_t calls, failing_call = UINT64_MAX;
 int failing_error;
@@ -153,13 +156,12 @@ void happen_until(CUstream_st *stream, uint64_t position)
 
 void happen_all()
 {
-    for (auto &each : streams) happen_until(each.first, each.first->given);
+    for (CUstream_st *each : streams) happen_until(each, each->given);
 }
 
 bool is_stream(cudaStream_t stream)
 {
-    const auto found = streams.find(stream);
-    return found != streams.end() && found->second;
+    return streams.count(stream) != 0;
 }
 
 void give(cudaStream_t stream, std::function<void()> work)
@@ -258,9 +260,7 @@ int hosted_has_failed(void)
 hosted_live hosted_what_lives(void)
 {
     lock held(mutex);
-    hosted_live live = {blocks.size(), pinned.size(), 0, live_events, most_pinned_bytes};
-    for (const auto &each : streams) live.streams += each.second;
-    return live;
+    return {blocks.size(), pinned.size(), streams.size(), live_events, most_pinned_bytes};
 }
 
 void hosted_forget_most(void)
@@ -484,7 +484,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int)
 {
     BEGIN_ON_DEVICE;
     *out = new CUstream_st{};
-    streams[*out] = true;
+    streams.insert(*out);
     return cudaSuccess;
 }
 
@@ -493,7 +493,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     lock held(mutex);
     if (!is_stream(stream)) return wrong("cudaStreamDestroy of what is no stream");
     happen_until(stream, stream->given);
-    streams[stream] = false;
+    streams.erase(stream);
+    destroyed.push_back(stream);
     return cudaSuccess;
 }
 
