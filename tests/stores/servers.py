@@ -65,7 +65,9 @@ def python_program(name):
 
 def moto():
     port = free_port()
-    return program("moto_server", [python_program("moto_server"), "-H", "127.0.0.1", "-p", str(port)], port)
+    # It copies the whole object for each range that is read. Without these, the object is on the disk, and each copy in new memory.
+    env = {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    return program("moto_server", [python_program("moto_server"), "-H", "127.0.0.1", "-p", str(port)], port, env)
 
 
 def s3rver():

@@ -194,12 +194,12 @@ def check_when_a_rank_is_killed(t, rows, **form):
 @test
 def test_writer_when_a_rank_is_killed(t):
     """The old checkpoint stays. The next save gives up the upload that is left, and no upload of another program."""
-    check_when_a_rank_is_killed(t, 1500)
+    check_when_a_rank_is_killed(t, 1100)
 
 
 @test
 def test_writer_of_safetensors_when_a_rank_is_killed(t):
-    check_when_a_rank_is_killed(t, 3000, form="safetensors")
+    check_when_a_rank_is_killed(t, 2100, form="safetensors")
 
 
 def check_killed_at_every_request(t, **form):
@@ -227,7 +227,7 @@ def check_killed_at_every_request(t, **form):
                     return is_point
 
                 pid, s.trouble = [], trouble
-                child.stdin.write(json.dumps({"do": "child", "url": "s3://b/ck", "k": k, "rows": 1500, "options": options}) + "\n")
+                child.stdin.write(json.dumps({"do": "child", "url": "s3://b/ck", "k": k, "rows": 1100, "options": options}) + "\n")
                 child.stdin.flush()
                 pid.append(json.loads(child.stdout.readline())["child"])
                 ready.set()

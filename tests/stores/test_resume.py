@@ -13,7 +13,7 @@ import proxy
 import servers
 from checks import Skip, need, test
 from fake_s3 import serving
-from harness import sample
+from harness import sample, st_write
 from test_azure import ACCOUNT, KEY
 from test_gcs import TOKEN
 from test_s3 import files_below
@@ -358,7 +358,9 @@ def test_resume_of_a_killed_run_that_replaces(t):
     objects stay, and each is named."""
     old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
     mine = {"ck/mine.txt": b"mine", "ck/below/mine.bin": b"too"}
-    command = ("convert", large_file(t), "s3://b/ck", "--to", "dcp", "--overwrite", "--resume")
+    source = t.at("source.safetensors")
+    st_write(source, {"a": ("F32", [(17 << 18) + 1], os.urandom((17 << 20) + 4)), "b": ("F32", [2], bytes(8))})  # uploaded in three parts
+    command = ("convert", source, "s3://b/ck", "--to", "dcp", "--overwrite", "--resume")
     with serving({**old, **mine}) as s:
         t.run(*command, env=s.env())
         count, wanted, left = len(s.asked), dict(s.objects), 0
@@ -370,7 +372,7 @@ def test_resume_of_a_killed_run_that_replaces(t):
             whole_checkpoint(s, old, sizes, mine, stop)
             p = t.run(*command, env=s.env())
             whole_checkpoint(s, old, sizes, mine, f"{stop}, again")
-            t.run("diff", t.at("large.safetensors"), "s3://b/ck", "--values", env=s.env())
+            t.run("diff", source, "s3://b/ck", "--values", env=s.env())
             extra = [k.removeprefix("ck/") for k in set(s.objects) - set(mine) - {"ck/.metadata"}]
             extra = [name for name in extra if name.encode() not in s.objects["ck/.metadata"]]
             need(all(name.encode() in p.stderr for name in extra) and not s.uploads, f"{stop}: {extra} are not named: {p.stderr.decode()}")

@@ -28,7 +28,7 @@ def whole(name, k, rows, columns):
 
 
 def shapes(job):
-    return {"large": (job["world"] * job.get("rows", 1500), 2048), "small": (7, 5), "none": (0, 3)}
+    return {"large": (job["world"] * job.get("rows", 1100), 2048), "small": (7, 5), "none": (0, 3)}
 
 
 def state_of(job, k, mesh):
