@@ -58,10 +58,13 @@ tsr_status tsr_model_check(const tsr_mapped *m, tsr_arena *arena, tsr_error *err
 /* Which tensors are stored numbers, and which are the scales that give them their meaning: one table of the names that
  * quantization libraries use. */
 
+/* Dtypes that the numbers may have: of 8 bits or fewer, also integers of more bits, or any. */
+typedef enum tsr_companion_dtypes { TSR_IN_BYTES, TSR_IN_INTEGERS, TSR_IN_ANY } tsr_companion_dtypes;
+
 /* The name of a scale is that of its numbers, with the ending `data` replaced by `scale`. */
 typedef struct tsr_companion {
     const char *data, *scale;
-    bool words;      /* the numbers may be packed in integers with more than 8 bits */
+    tsr_companion_dtypes dtypes;
     bool packed;     /* the scale is next to any integers, such as the zero points of packed numbers */
     bool multiplies; /* --dequantize multiplies float8 and int8 numbers by it */
 } tsr_companion;

@@ -230,36 +230,37 @@ tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_
 
 /* clang-format off */
 const tsr_companion tsr_companions[] = {
-    {"",         "_scale_inv",             false, false, true},  /* DeepSeek, transformers' finegrained_fp8 */
-    {"",         "_scale",                 false, false, true},  /* compressed-tensors, fbgemm, ModelOpt, ComfyUI's newer files */
-    {"weight",   "scale_weight",           false, false, true},  /* ComfyUI */
-    {"weight",   "qscale_weight",          false, false, true},  /* Mistral */
-    {"weight",   "scale",                  false, false, true},  /* DeepSeek's own files */
-    {"",         "_scale_2",               false, false, false}, /* ModelOpt's NVFP4 */
-    {"",         "_scales",                false, false, false}, /* EETQ */
-    {"",         ".absmax",                false, false, false}, /* bitsandbytes, 4 bits */
-    {"",         ".quant_state.bitsandbytes__nf4", false, false, false},
-    {"",         ".quant_state.bitsandbytes__fp4", false, false, false},
-    {"weight",   "SCB",                    false, false, false}, /* bitsandbytes, 8 bits */
-    {"_blocks",  "_scales",                false, false, false}, /* MXFP4 of gpt-oss */
-    {"_packed",  "_scale",                 true,  false, false}, /* compressed-tensors */
-    {"_packed",  "_global_scale",          true,  false, false}, /* its NVFP4 */
-    {"weight_packed", "weight_shape",      true,  true,  false},
-    {"_data",    "_scale",                 false, false, false}, /* quanto */
-    {"_qdata",   "_scale",                 false, false, false}, /* torchao in safetensors */
-    {"qweight",  "scales",                 true,  false, false}, /* GPTQ, AWQ */
-    {"qweight",  "qzeros",                 true,  true,  false},
-    {"weight",   "scales",                 true,  false, false}, /* MLX, gpt-fast */
-    {"weight",   "weights_scaling_factor", false, false, false}, /* TensorRT-LLM */
-    {"W_q",      "scale",                  true,  false, false}, /* HQQ */
-    {"state1",   "absmax1",                false, false, false}, /* bitsandbytes' optimizers */
-    {"state2",   "absmax2",                false, false, false},
+    {"",         "_scale_inv",             TSR_IN_BYTES,    false, true},  /* DeepSeek, transformers' finegrained_fp8 */
+    {"",         "_scale",                 TSR_IN_BYTES,    false, true},  /* compressed-tensors, fbgemm, ModelOpt, ComfyUI's newer files */
+    {"weight",   "scale_weight",           TSR_IN_BYTES,    false, true},  /* ComfyUI */
+    {"weight",   "qscale_weight",          TSR_IN_BYTES,    false, true},  /* Mistral */
+    {"weight",   "scale",                  TSR_IN_BYTES,    false, true},  /* DeepSeek's own files */
+    {"",         "_scale_2",               TSR_IN_BYTES,    false, false}, /* ModelOpt's NVFP4 */
+    {"",         "_scales",                TSR_IN_BYTES,    false, false}, /* EETQ */
+    {"",         ".absmax",                TSR_IN_BYTES,    false, false}, /* bitsandbytes, 4 bits */
+    {"",         ".quant_state.bitsandbytes__nf4", TSR_IN_ANY, false, false}, /* under the dtype of its quant_storage */
+    {"",         ".quant_state.bitsandbytes__fp4", TSR_IN_ANY, false, false},
+    {"weight",   "SCB",                    TSR_IN_BYTES,    false, false}, /* bitsandbytes, 8 bits */
+    {"_blocks",  "_scales",                TSR_IN_BYTES,    false, false}, /* MXFP4 of gpt-oss */
+    {"_packed",  "_scale",                 TSR_IN_INTEGERS, false, false}, /* compressed-tensors */
+    {"_packed",  "_global_scale",          TSR_IN_INTEGERS, false, false}, /* its NVFP4 */
+    {"weight_packed", "weight_shape",      TSR_IN_INTEGERS, true,  false},
+    {"_data",    "_scale",                 TSR_IN_BYTES,    false, false}, /* quanto */
+    {"_qdata",   "_scale",                 TSR_IN_BYTES,    false, false}, /* torchao in safetensors */
+    {"qweight",  "scales",                 TSR_IN_INTEGERS, false, false}, /* GPTQ, AWQ */
+    {"qweight",  "qzeros",                 TSR_IN_INTEGERS, true,  false},
+    {"weight",   "scales",                 TSR_IN_INTEGERS, false, false}, /* MLX, gpt-fast */
+    {"weight",   "weights_scaling_factor", TSR_IN_BYTES,    false, false}, /* TensorRT-LLM */
+    {"W_q",      "scale",                  TSR_IN_INTEGERS, false, false}, /* HQQ */
+    {"state1",   "absmax1",                TSR_IN_BYTES,    false, false}, /* bitsandbytes' optimizers */
+    {"state2",   "absmax2",                TSR_IN_BYTES,    false, false},
 };
 /* clang-format on */
 const size_t tsr_companion_count = sizeof tsr_companions / sizeof tsr_companions[0];
 
-static bool may_hold(tsr_dtype dtype, bool words)
+static bool may_hold(tsr_dtype dtype, tsr_companion_dtypes dtypes)
 {
+    if (dtypes == TSR_IN_ANY) return true;
     switch (dtype) {
     case TSR_FLOAT8_E4M3FN:
     case TSR_FLOAT8_E4M3FNUZ:
@@ -274,7 +275,7 @@ static bool may_hold(tsr_dtype dtype, bool words)
     case TSR_UINT8: return true;
     case TSR_INT16:
     case TSR_INT32:
-    case TSR_UINT32: return words;
+    case TSR_UINT32: return dtypes == TSR_IN_INTEGERS;
     default: return false;
     }
 }
@@ -282,7 +283,7 @@ static bool may_hold(tsr_dtype dtype, bool words)
 static bool is_pair(const tsr_entry *data, const tsr_entry *scale, const tsr_companion *companion)
 {
     const bool tensors = data->kind == TSR_ENTRY_TENSOR && scale->kind == TSR_ENTRY_TENSOR;
-    return tensors && may_hold(data->dtype, companion->words) && (companion->packed || mapped_is_scale(scale->dtype));
+    return tensors && may_hold(data->dtype, companion->dtypes) && (companion->packed || mapped_is_scale(scale->dtype));
 }
 
 tsr_status tsr_companion_named(const tsr_checkpoint *checkpoint, tsr_str fqn, const char *from, const char *to,
@@ -304,7 +305,7 @@ tsr_status tsr_companion_scale(const tsr_checkpoint *checkpoint, const tsr_entry
                                tsr_vec *text, const tsr_entry **out, tsr_error *err)
 {
     *out = NULL;
-    if (data->kind != TSR_ENTRY_TENSOR || !may_hold(data->dtype, companion->words)) return TSR_OK;
+    if (data->kind != TSR_ENTRY_TENSOR || !may_hold(data->dtype, companion->dtypes)) return TSR_OK;
     TSR_TRY(tsr_companion_named(checkpoint, data->fqn, companion->data, companion->scale, text, out, err));
     if (*out && !is_pair(data, *out, companion)) *out = NULL;
     return TSR_OK;

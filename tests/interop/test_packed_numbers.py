@@ -47,6 +47,18 @@ def test_compressed_tensors_and_bitsandbytes(t):
         compare(t, os.path.join(GOLDEN, name), load_file(os.path.join(GOLDEN, name + ".safetensors")), name)
 
 
+def test_packed_in_floats(t):
+    """bitsandbytes' quant_storage: FSDP needs one dtype for all that it shards, so the packed numbers are called bfloat16."""
+    model, out = os.path.join(GOLDEN, "bitsandbytes"), t.at("out.safetensors")
+    need(load_file(os.path.join(model, "model.safetensors"))["l4.weight"].dtype == torch.bfloat16, "no packed numbers in floats")
+    for options in (("--dtype", "float32"), ("--dtype", "float64")):
+        text = t.run("convert", model, out, "--include", "l4.**", *options, status=2).stderr.decode()
+        need("'l4.weight' is scaled by 'l4.weight.quant_state.bitsandbytes__" in text and not os.path.exists(out), text)
+    t.run("merge", out, model, model, "--method", "linear", "--include", "l4.**", status=2)
+    t.run("convert", model, out, "--include", "l4.**")
+    same(load_file(out), {k: v for k, v in load_file(os.path.join(model, "model.safetensors")).items() if k.startswith("l4.")}, "copied as they are")
+
+
 MAKE = """
 import pathlib, sys
 sys.path[:0] = sys.argv[1:3]
