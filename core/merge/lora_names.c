@@ -202,6 +202,8 @@ static void rename_modules(tsr_str *name, char *text)
                                 "o_proj.gate_proj\0gate_attn\0"
                                 "o_proj.linear\0o\0"
                                 "relative_position_bias.linear\0r_proj\0"
+                                "encoder_attn.out_proj\0encoder_attn.o_proj\0"
+                                "vision_encoder.neck\0tracker_neck\0"
                                 "attn.query\0attn.q\0"
                                 "attn.q_proj\0attn.q\0"
                                 "attn.to_q\0attn.q\0"
@@ -276,7 +278,9 @@ static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_st
     tsr_str left = tsr_name_without(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
     if (!left.data || !comparison) return left;
     rename_modules(&left, (char *)(uintptr_t)left.data);
-    return tsr_name_without(arena, left, "mlp\0blocks\0block_sparse_moe\0forget_gate\0llm\0embed_action_time\0", err);
+    return tsr_name_without(
+        arena, left, "mlp\0blocks\0block_sparse_moe\0forget_gate\0llm\0embed_action_time\0detector_model\0tracker_model\0",
+        err);
 }
 
 static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_error *err)

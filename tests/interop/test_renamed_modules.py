@@ -23,8 +23,8 @@ NUMBERS = "transformers numbers modules differently than the files do"
 REFUSED = {
     **dict.fromkeys(("gradium_phonon_tts", "gte", "hrm_text", "inkling2", "inkling2_loop", "inkling2_loop_text", "inkling2_text", "inkling_mm_model", "jina_embeddings_v3", "lara_mini", "mistral_large4",
                      "nemo_speechlm", "nomic_bert", "qianfan_ocr", "radio", "sapiens2", "sarvam_moe", "step3p5_vision", "step3p7", "minimax_m3_vl"), SPLIT),
-    **dict.fromkeys(("aria", "aria_text", "cohere_asr", "cosmos3_edge", "cosmos3_omni", "dots3_note_audio_encoder", "dots3_note_vision_encoder", "granitemoe", "granitemoeshared", "maskformer", "paddleocr_vl",
-                     "pp_doclayout_v3", "sam3_tracker", "sam3_tracker_video", "tipsv2", "tipsv2_dpt", "unlimited_ocr"), OTHER_NAMES),
+    **dict.fromkeys(("aria", "aria_text", "cohere_asr", "cosmos3_edge", "cosmos3_omni", "dots3_note_audio_encoder", "dots3_note_vision_encoder", "granitemoe", "granitemoeshared", "paddleocr_vl",
+                     "pp_doclayout_v3", "tipsv2", "tipsv2_dpt", "unlimited_ocr"), OTHER_NAMES),
     **dict.fromkeys(("dory", "kimi_k25"), NUMBERS),
 }
 
