@@ -534,6 +534,31 @@ def test_the_model_that_diffusers_and_peft_load_is_read_and_variants_are_named(t
 
 
 @test
+def test_indexes_of_variants(t):
+    """save_pretrained(variant="fp16") of transformers 5.24 and diffusers 0.42 writes model.safetensors.index.fp16.json."""
+    for stem, ending in (("model", "safetensors"), ("diffusion_pytorch_model", "safetensors"), ("pytorch_model", "bin")):
+        path, variant = t.at(stem), f"{stem}.{ending}.index.fp16.json"
+        os.mkdir(path)
+        shards = [f"{stem}.fp16-0000{i + 1}-of-00002.{ending}" for i in range(2)]
+        for i, file in enumerate(shards):
+            st_write(t.at("value.safetensors"), {f"w{i}": ("F32", [2], floats(i + 1.5, 0))})
+            t.run("convert", t.at("value.safetensors"), os.path.join(path, file), "--to", "torch" if ending == "bin" else "safetensors")
+        with open(os.path.join(path, variant), "w") as f:
+            json.dump({"metadata": {"total_size": 16}, "weight_map": {f"w{i}": file for i, file in enumerate(shards)}}, f)
+        need(t.json("inspect", path, "--json")["format"] == ("torch-index" if ending == "bin" else "safetensors-index"), f"{stem}: not its index")
+        found = t.json("validate", path, "--deep", "--json")["findings"]
+        need(not found, f"{stem}: {found}")
+        st_write(t.at("value.safetensors"), {"w0": ("F32", [2], floats(7.5, 0)), "w1": ("F32", [2], floats(8.5, 0))})
+        t.run("convert", t.at("value.safetensors"), os.path.join(path, f"{stem}.{ending}"), "--to", "torch" if ending == "bin" else "safetensors")
+        found = t.json("validate", path, "--json")["findings"]
+        need("7.5" in value_of(t, path) and [f["rule"] for f in found] == ["index/other-model"] and f"'{variant}'" in found[0]["message"], f"{stem}: {found}")
+        os.remove(os.path.join(path, f"{stem}.{ending}"))
+        os.remove(os.path.join(path, shards[1]))
+        found = t.json("validate", path, "--json", status=1)["findings"]
+        need([f["rule"] for f in found] == ["index/missing-file"] and shards[1] in found[0]["message"], f"{stem}: {found}")
+
+
+@test
 def test_other_forms_of_a_model_in_one_file_are_no_part_of_it(t):
     """Mistral's repositories have consolidated.safetensors, with other names, next to the model."""
     path = t.at("mistral")

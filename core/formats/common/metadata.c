@@ -2,6 +2,7 @@
 #include "formats/common/metadata.h"
 
 #include "codec/json.h"
+#include "formats/common/incomplete.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
@@ -244,7 +245,7 @@ tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weig
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
         tsr_str name = store->files[f].name;
         if (named[f] || !tsr_str_ends(name, ending) || memchr(name.data, '/', name.size)) continue;
-        const bool is_whole = index.size > name.size && tsr_str_starts(index, name) && /* "model.safetensors.index.json" */
+        const bool is_whole = index.size == name.size + strlen(TSR_INDEX_ENDING) && tsr_str_starts(index, name) &&
                               (tsr_str_starts(name, TSR_STR("model.")) || tsr_str_starts(name, TSR_STR("pytorch_model.")));
         status = tsr_finding_add(
             checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,

@@ -130,6 +130,12 @@ static tsr_status kind_of(const recognizer *r, const cJSON *weights, const tsr_f
 
 static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader **reader);
 
+/* Whether a name is that of an index, of a variant too: "model.safetensors.index.json", "model.safetensors.index.fp16.json". */
+static bool is_index_name(tsr_str name)
+{
+    return tsr_str_ends(name, TSR_STR(".json")) && tsr_name_holds(name, TSR_STR(".index."));
+}
+
 /* The file with the whole model to which an index would belong: "model.safetensors" for "model.safetensors.index.json". */
 static uint32_t whole_file_of(const recognizer *r, uint32_t index)
 {
@@ -247,11 +253,13 @@ static tsr_status refuse_folder(recognizer *r)
 
 /* ---- directories of libraries that could load one of several files ---- */
 
-/* Whether a name is that of a shard of `model`, or of a variant, which is only loaded by its name: "model.fp16.safetensors". */
+/* Whether a name is that of a shard of `model`, or of a variant or its index, which are only loaded by their names:
+ * "model.fp16.safetensors". */
 static bool is_form_of(tsr_str name, const char *model)
 {
     const tsr_str stem = {model, strcspn(model, ".")}, ending = {model + stem.size, strcspn(model + stem.size + 1, ".") + 1};
-    if (!tsr_str_starts(name, stem) || name.size == stem.size || !tsr_str_ends(name, ending)) return false;
+    if (!tsr_str_starts(name, stem) || name.size == stem.size) return false;
+    if (!tsr_str_ends(name, ending) && !is_index_name(name)) return false;
     return name.data[stem.size] == '.' || (name.data[stem.size] == '-' && tsr_counted_name_of(name).count);
 }
 
@@ -314,7 +322,7 @@ static tsr_status recognize_model(recognizer *r, const tsr_reader **reader)
     const bool chosen = file != TSR_NO_FILE;
     if (!chosen && r->indexes.count == 1) file = ((const tsr_numbered_file *)r->indexes.items)[0].file;
     if (file == TSR_NO_FILE) return TSR_OK;
-    const bool is_index = tsr_str_ends(name_at(r, file), TSR_STR(TSR_INDEX_ENDING));
+    const bool is_index = is_index_name(name_at(r, file));
     TSR_TRY((is_index ? recognize_index : recognize_file)(r, file, reader));
     tsr_shown_names names = {.used = 0};
     tsr_place place = TSR_NOWHERE;
@@ -336,7 +344,7 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     tsr_vec *list = &r->indexes;
     /* Decided by name alone: if an index cannot be read, the files next to it must not be taken for a checkpoint without an
      * index. */
-    if (!tsr_str_ends(name, TSR_STR(TSR_INDEX_ENDING))) {
+    if (!is_index_name(name)) {
         tsr_content content;
         if (data_of(name)) return TSR_OK;
         TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
