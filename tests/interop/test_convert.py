@@ -269,6 +269,26 @@ def test_state_dicts_keep_their_metadata_and_empty_parts(t):
     same_tree(run, torch.load(t.at("again.pt"), weights_only=True))
 
 
+class Made:
+    """As the members of a user's enum are stored."""
+
+    def __reduce__(self):
+        return Made, ()
+
+
+def test_refused_objects_are_named(t):
+    import torch
+
+    sd = {"model": {"w": torch.arange(3)}, "optimizer": {"param_groups": [{"lr": 0.1, "norm": Made()}]}, "pair": (1, Made())}
+    torch.save(sd, t.at("a.pt"))
+    for to, drop in (("torch", ()), ("dcp", ()), ("torch", ("--exclude", "optimizer.**"))):
+        text = t.run("convert", t.at("a.pt"), t.at("out"), "--to", to, *drop, status=2).stderr.decode()
+        where = "pair" if drop else "optimizer.param_groups.0.norm" if to == "torch" else "optimizer.param_groups"
+        assert f"a call of {__name__}.Made cannot be written again (pass --objects drop), in '{where}" in text and not os.path.exists(t.at("out")), text
+    t.run("convert", t.at("a.pt"), t.at("out"), "--to", "torch", "--objects", "drop")
+    assert torch.equal(torch.load(t.at("out"), weights_only=True)["model"]["w"], sd["model"]["w"])
+
+
 def test_a_list_at_the_root_becomes_a_dcp_that_pytorch_loads(t):
     import torch
     torch.save([torch.arange(3), [1, {"a": torch.ones(2)}]], t.at("list.pt"))

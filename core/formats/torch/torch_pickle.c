@@ -295,9 +295,32 @@ static void put_tensor(emitter *e, const tsr_torch_new_tensor *tensor)
 
 /* ---- values ---- */
 
+/* The name of what is being written: the keys and positions that lead to it. */
+static tsr_str name_here(emitter *e)
+{
+    tsr_str name = {"", 0};
+    for (size_t i = 0; i < e->frames.count && name.data; i++) {
+        const frame *f = (const frame *)e->frames.items + i;
+        if (f->value->kind == TSR_VALUE_OBJECT || !f->next || f->next > f->value->count) continue; /* an attribute */
+        const char *dot = name.size ? "." : "";
+        const size_t at = f->next - 1;
+        const tsr_value *key = f->value->kind == TSR_VALUE_DICT ? f->value->items[at / 2 * 2] : NULL;
+        if (key && key->kind == TSR_VALUE_STR)
+            name = tsr_arena_format(e->arena, e->err, "%.*s%s%.*s", TSR_STR_ARG(name), dot, TSR_STR_ARG(key->text));
+        else
+            name = tsr_arena_format(e->arena, e->err, "%.*s%s%lld", TSR_STR_ARG(name), dot,
+                                    key && key->kind == TSR_VALUE_INT ? (long long)key->as.integer : (long long)at);
+    }
+    return name;
+}
+
 static tsr_status refuse(emitter *e, const char *what, tsr_str name)
 {
-    return tsr_fail(e->err, TSR_E_UNSUPPORTED, "%s %.*s cannot be written again", what, TSR_STR_ARG(name));
+    const tsr_str here = name_here(e);
+    if (!here.data) return TSR_E_NOMEM;
+    tsr_fail(e->err, TSR_E_UNSUPPORTED, "%s %.*s cannot be written again (pass --objects drop)", what, TSR_STR_ARG(name));
+    if (here.size) tsr_error_context(e->err, "'%.*s'", TSR_STR_ARG(here));
+    return TSR_E_UNSUPPORTED;
 }
 
 /* What protocol 2 writes as getattr(class, name): nested classes, and the members of enums. */
