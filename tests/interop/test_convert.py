@@ -289,6 +289,24 @@ def test_refused_objects_are_named(t):
     assert torch.equal(torch.load(t.at("out"), weights_only=True)["model"]["w"], sd["model"]["w"])
 
 
+def test_packed_weights_of_a_pickled_module_are_not_passed_over(t):
+    """They are attributes of a quantized module, not buffers, but its state_dict has them. The plain layer next to it shows that
+    other attributes are not listed."""
+    import torch
+
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.LSTM(6, 5), torch.nn.LayerNorm(5))
+    model.extra = torch.ones(3)  # not in the state_dict either
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear, torch.nn.LSTM}, dtype=torch.qint8)
+    torch.save(quantized, t.at("module.pt"))
+    packed = {k for k, v in quantized.state_dict().items() if "ScriptObject" in type(v).__name__ or "_packed_params._packed_params" in k}
+    entries = {e["fqn"]: e for e in t.json("inspect", t.at("module.pt"), "--json")["entries"]}
+    assert packed and packed | {"2.weight", "2.bias"} == set(entries), (packed, set(entries))
+    assert {entries[name]["type"] for name in packed} == {"torch.ScriptObject"}
+    text = t.run("convert", t.at("module.pt"), t.at("out.safetensors"), status=2).stderr.decode()
+    assert all(f"'{name}'" in text for name in packed) and not os.path.exists(t.at("out.safetensors")), text
+
+
 def test_a_list_at_the_root_becomes_a_dcp_that_pytorch_loads(t):
     import torch
     torch.save([torch.arange(3), [1, {"a": torch.ones(2)}]], t.at("list.pt"))

@@ -85,17 +85,18 @@ static bool torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY])
 
 /* Which values a walk over a state dict goes into, and their children. */
 
-enum { PARAMETERS, BUFFERS, MODULES, ATTRIBUTES_MAX = 4096 };
-static const char *const module_parts[TSR_MODULE_PARTS] = {"_parameters", "_buffers", "_modules"};
+enum { BUFFERS = 1, ATTRIBUTES = 3, ATTRIBUTES_MAX = 4096 };
+static const char *const module_parts[ATTRIBUTES] = {"_parameters", "_buffers", "_modules"};
 
 static bool find_parts(const tsr_value *value, const tsr_value **state, const tsr_value *parts[TSR_MODULE_PARTS])
 {
     *state = value->kind == TSR_VALUE_OBJECT && value->count > 1 ? value->items[1] : NULL;
     if (!*state || (*state)->kind != TSR_VALUE_DICT || tsr_value_pairs(*state) > ATTRIBUTES_MAX) return false;
-    for (size_t i = 0; i < TSR_MODULE_PARTS; i++) {
+    for (size_t i = 0; i < ATTRIBUTES; i++) {
         parts[i] = tsr_value_get(*state, tsr_str_from(module_parts[i]));
         if (!parts[i] || parts[i]->kind != TSR_VALUE_DICT) return false;
     }
+    parts[ATTRIBUTES] = *state;
     return true;
 }
 
@@ -220,7 +221,14 @@ static tsr_path_item key_item(const tsr_value *key)
     return (tsr_path_item){.kind = TSR_PATH_KEY, .value = key};
 }
 
-/* The next named child of a module: `next` counts through the pairs of its three parts. */
+/* Whether an attribute of a module belongs to its state_dict(): the packed weights of a quantized module, which are an object of
+ * TorchScript. Source: _save_to_state_dict of torch/ao/nn/quantized/modules/linear.py, embedding_ops.py and rnn.py. */
+static bool is_packed(const tsr_value *attribute)
+{
+    return attribute->kind == TSR_VALUE_OBJECT && tsr_str_equal(attribute->text, TSR_STR("torch.ScriptObject"));
+}
+
+/* The next named child of a module: `next` counts through the pairs of its parts. */
 static const tsr_value *next_of_module(tsr_torch_level *top, tsr_path_item *item)
 {
     for (;;) {
@@ -229,7 +237,7 @@ static const tsr_value *next_of_module(tsr_torch_level *top, tsr_path_item *item
             at -= tsr_value_pairs(top->parts[which++]);
         if (which == TSR_MODULE_PARTS) return NULL;
         const tsr_value *key = top->parts[which]->items[2 * at], *value = top->parts[which]->items[2 * at + 1];
-        if (value->kind == TSR_VALUE_NONE || !is_key(key)) continue;
+        if (value->kind == TSR_VALUE_NONE || !is_key(key) || (which == ATTRIBUTES && !is_packed(value))) continue;
         if (which == BUFFERS && top->hidden && tsr_map_get(top->hidden, key->text, 0)) continue;
         *item = key_item(key);
         return value;

@@ -40,8 +40,8 @@ tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map 
  * mappings at any depth of lists, and pickled modules, which count as the mapping that their state_dict() would give. The walk
  * that names entries and the one that counts them beforehand share this. */
 
-/* The mappings of a module's state: the walk takes them one after the other. */
-enum { TSR_MODULE_PARTS = 3 };
+/* The mappings of a module: the walk takes them one after the other. */
+enum { TSR_MODULE_PARTS = 4 };
 
 /* A container that a walk is inside of. */
 typedef struct tsr_torch_level {
