@@ -352,6 +352,32 @@ static tsr_status index_metadata(finder *f)
     return TSR_OK;
 }
 
+/* Says which scales stay although a weight that was multiplied does not need them: those of activations and of a cache of keys
+ * and values. Only quantized layers load them. */
+static tsr_status note_activations(finder *f)
+{
+    static const char *const endings[] = {".input_scale", ".output_scale", ".k_scale", ".v_scale"};
+    for (size_t k = 0; k < sizeof endings / sizeof *endings; k++) {
+        const tsr_mapped_row *rows = f->m->rows.items;
+        tsr_str first = {NULL, 0};
+        uint64_t count = 0;
+        for (size_t i = 0; i < f->m->rows.count; i++) {
+            const tsr_str name = rows[i].sources[0]->fqn;
+            if (rows[i].source_count > 1 || !tsr_str_ends(name, tsr_str_from(endings[k]))) continue;
+            if (count++ == 0) first = name;
+        }
+        if (count)
+            TSR_TRY(tsr_mapped_add_note(
+                f->m,
+                tsr_arena_format(f->m->own->arena, f->err,
+                                 "'%.*s'%s%s only loaded by quantized layers; --exclude '**%s' leaves %s out",
+                                 TSR_STR_ARG(first), count > 1 ? " and others like it" : "", count > 1 ? " are" : " is",
+                                 endings[k], count > 1 ? "them" : "it"),
+                f->err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status find_all(finder *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
@@ -364,7 +390,9 @@ static tsr_status find_all(finder *f)
     tsr_map *scaled = tsr_map_new(f->m->own->host->allocator, 0, f->err);
     const tsr_status status = scaled ? find_unscaled(f, scaled) : TSR_E_NOMEM;
     tsr_map_free(scaled);
-    if (status != TSR_OK || !f->done->found || !f->is_quantized) return status;
+    if (status != TSR_OK || !f->done->found) return status;
+    TSR_TRY(note_activations(f));
+    if (!f->is_quantized) return TSR_OK;
     f->m->config_changes.unquantized = true;
     return tsr_mapped_add_config_note(
         f->m,

@@ -68,8 +68,11 @@ def test_every_form_and_what_is_not_scaled(t):
     torch.save({**stored, **others}, path(t, "in.pt"))
     mesh = ["--mesh", "dp=3", "--placements", "shard(0)"]
     t.run("reshard", path(t, "in.pt"), path(t, "dcp"), "--to", "dcp", *mesh)
-    t.run("convert", path(t, "dcp"), path(t, "out.safetensors"), "--dequantize", "--dtype", "float32")
+    said = t.run("convert", path(t, "dcp"), path(t, "out.safetensors"), "--dequantize", "--dtype", "float32").stderr.decode()
     same(load_file(path(t, "out.safetensors")), {**want, **others}, "from shards")
+    assert "'whole.input_scale' is only loaded by quantized layers; --exclude '**.input_scale' leaves it out" in said, said
+    t.run("convert", path(t, "dcp"), path(t, "fewer.safetensors"), "--dequantize", "--dtype", "float32", "--exclude", "**.input_scale")
+    same(load_file(path(t, "fewer.safetensors")), {**want, **{k: others[k] for k in ("norm.weight", "ids")}}, "without them")
     t.run("reshard", path(t, "in.pt"), path(t, "wide"), "--to", "dcp", "--dequantize", "--dtype", "float32", *mesh)
     t.run("diff", path(t, "wide"), path(t, "out.safetensors"), "--values")
     os.makedirs(path(t, "model"))
