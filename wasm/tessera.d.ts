@@ -88,7 +88,7 @@ export interface TensorValues {
   readonly dtype: string;
   /** The shape of the tensor or slice. Dimensions in which the slice selects a single index are removed. */
   readonly shape: readonly number[];
-  /** float16, bfloat16 and complex32 are in a Uint16Array; bool, float8 and smaller types in a Uint8Array. complex64 and
+  /** float16, bfloat16, complex32 and bcomplex32 are in a Uint16Array; bool, float8 and smaller types in a Uint8Array. complex64 and
    *  complex128 are pairs of real and imaginary parts. 64-bit integers are bigints. */
   readonly data: Float64Array | Float32Array | BigInt64Array | BigUint64Array | Int32Array | Uint32Array | Int16Array | Uint16Array | Int8Array | Uint8Array;
 }

@@ -8,7 +8,7 @@ const READ_BYTES = 4 << 20;
 
 /** The arrays that hold elements. All dtypes that are not listed are returned as bytes. */
 const ARRAYS = {
-  float64: Float64Array, float32: Float32Array, float16: Uint16Array, bfloat16: Uint16Array, complex32: Uint16Array, complex64: Float32Array, complex128: Float64Array,
+  float64: Float64Array, float32: Float32Array, float16: Uint16Array, bfloat16: Uint16Array, complex32: Uint16Array, bcomplex32: Uint16Array, complex64: Float32Array, complex128: Float64Array,
   int64: BigInt64Array, int32: Int32Array, int16: Int16Array, int8: Int8Array, uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array,
 };
 

@@ -45,6 +45,7 @@ const char *tsr_safetensors_refusal(const tsr_converted *row)
     if (row->entry->kind == TSR_ENTRY_OPAQUE) return tsr_opaque_refusal(row->entry);
     switch (row->dtype) {
     case TSR_COMPLEX32: return "is complex32, which safetensors does not have";
+    case TSR_BCOMPLEX32: return "is bcomplex32, which safetensors does not have";
     case TSR_COMPLEX128: return "is complex128, which safetensors does not have";
     default: return is_storable(row->dtype) ? NULL : "has a type that safetensors does not have";
     }

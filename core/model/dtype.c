@@ -30,6 +30,7 @@ static const tsr_dtype_info table[TSR_DTYPE_COUNT] = {
     [TSR_UINT8] = {"uint8", "U8", "ByteStorage", 8, TSR_CLASS_UINT, 1},
     [TSR_BOOL] = {"bool", "BOOL", "BoolStorage", 8, TSR_CLASS_BOOL, 1},
     [TSR_COMPLEX32] = {"complex32", NULL, NULL, 32, TSR_CLASS_COMPLEX, 2},
+    [TSR_BCOMPLEX32] = {"bcomplex32", NULL, NULL, 32, TSR_CLASS_COMPLEX, 2},
     [TSR_COMPLEX64] = {"complex64", "C64", "ComplexFloatStorage", 64, TSR_CLASS_COMPLEX, 4},
     [TSR_COMPLEX128] = {"complex128", NULL, "ComplexDoubleStorage", 128, TSR_CLASS_COMPLEX, 8},
     [TSR_QINT8] = {"qint8", NULL, "QInt8Storage", 8, TSR_CLASS_QUANTIZED, 1},
@@ -166,6 +167,7 @@ bool tsr_torch_version_has(tsr_torch_version version, tsr_dtype dtype)
     case TSR_FLOAT8_E8M0FNU: return version >= 7;
     case TSR_FLOAT4_E2M1FN:
     case TSR_FLOAT4_E2M1FN_X2: return version >= 8;
+    case TSR_BCOMPLEX32: return version >= 14;
     default: return true;
     }
 }

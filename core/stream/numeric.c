@@ -46,6 +46,7 @@ tsr_dtype tsr_dtype_part(tsr_dtype dtype)
 {
     switch (dtype) {
     case TSR_COMPLEX32: return TSR_FLOAT16;
+    case TSR_BCOMPLEX32: return TSR_BFLOAT16;
     case TSR_COMPLEX64: return TSR_FLOAT32;
     case TSR_COMPLEX128: return TSR_FLOAT64;
     default: return dtype;

@@ -233,6 +233,7 @@ static void test_convert_files__what_the_format_cannot_hold_is_refused_by_name(v
     } rows[] = {
         {TSR_COMPLEX128, TSR_ENTRY_TENSOR, "z", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'z' is complex128"},
         {TSR_COMPLEX32, TSR_ENTRY_TENSOR, "z", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'z' is complex32"},
+        {TSR_BCOMPLEX32, TSR_ENTRY_TENSOR, "z", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'z' is bcomplex32"},
         {TSR_QINT8, TSR_ENTRY_TENSOR, "q", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'q' has a type"},
         {TSR_BITS8, TSR_ENTRY_TENSOR, "q", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'q' has a type"},
         {TSR_INT8,

@@ -11,9 +11,9 @@
 #include "tessera/read.h"
 #include "tessera/sys/read.h"
 
-static const tsr_dtype dtypes[] = {TSR_FLOAT64,   TSR_FLOAT32,    TSR_BFLOAT16,  TSR_FLOAT8_E5M2,
-                                   TSR_INT64,     TSR_INT16,      TSR_UINT8,     TSR_BOOL,
-                                   TSR_COMPLEX64, TSR_COMPLEX128, TSR_COMPLEX32, TSR_FLOAT4_E2M1FN_X2};
+static const tsr_dtype dtypes[] = {
+    TSR_FLOAT64, TSR_FLOAT32,   TSR_BFLOAT16,   TSR_FLOAT8_E5M2, TSR_INT64,      TSR_INT16,           TSR_UINT8,
+    TSR_BOOL,    TSR_COMPLEX64, TSR_COMPLEX128, TSR_COMPLEX32,   TSR_BCOMPLEX32, TSR_FLOAT4_E2M1FN_X2};
 
 static tsr_dtype any_dtype(tsr_made *made)
 {

@@ -22,7 +22,8 @@ function byteOf(bits: number, [exponentBits, bias, hasInfinity]: readonly [numbe
 function partsOf({ dtype, buffer }: Elements): ArrayLike<number> | undefined {
   if (dtype === "complex64") return new Float32Array(buffer);
   if (dtype === "complex128") return new Float64Array(buffer);
-  return dtype === "complex32" ? Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, 5)) : undefined;
+  const exponentBits = dtype === "complex32" ? 5 : dtype === "bcomplex32" ? 8 : undefined;
+  return exponentBits && Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, exponentBits));
 }
 
 /** Returns one number per element. Returns undefined for dtypes that are not drawn: complex ones, and those smaller than a byte. */

@@ -35,7 +35,8 @@ typedef enum tsr_dtype {
     TSR_UINT16,
     TSR_UINT8,
     TSR_BOOL,
-    TSR_COMPLEX32,
+    TSR_COMPLEX32,  /* two float16 */
+    TSR_BCOMPLEX32, /* two bfloat16 */
     TSR_COMPLEX64,
     TSR_COMPLEX128,
     TSR_QINT8,

@@ -129,14 +129,14 @@ class Entry:
 
     def array(self, key: Index | tuple[Index, ...] = ()) -> Any:
         """Read a slice as a numpy array, without a second copy; by default, the whole tensor. Indexed dimensions keep size 1. bfloat16,
-        complex32 and float8 need the package ml_dtypes."""
+        float8 and complex numbers of 32 bits need the package ml_dtypes."""
         import numpy
         kind, (_, sizes) = _numpy_dtype(self), self._box(key)
         return numpy.ndarray(sizes, kind, self[key].cast("B"))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Read the whole tensor as a numpy array; numpy.asarray(entry) calls this. bfloat16, complex32 and float8 need the package ml_dtypes. Raises
-        TypeError if the entry is not a tensor or numpy lacks its dtype, and ValueError for copy=False, because every read makes a copy."""
+        """Read the whole tensor as a numpy array; numpy.asarray(entry) calls this. bfloat16, float8 and complex numbers of 32 bits need the
+        package ml_dtypes. Raises TypeError if the entry is not a tensor or numpy lacks its dtype, and ValueError for copy=False, because every read makes a copy."""
         import numpy
         if self.kind != "tensor":
             raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
@@ -162,7 +162,7 @@ class Entry:
 def _numpy_dtype(entry):
     import numpy
     kind = entry.dtype
-    if kind in ("bfloat16", "complex32") or kind.startswith("float8"):
+    if kind in ("bfloat16", "complex32", "bcomplex32") or kind.startswith("float8"):
         try:
             import ml_dtypes
         except ImportError:

@@ -18,7 +18,9 @@ warnings.filterwarnings("ignore")
 def state():
     """Every value differs; some tensors are views, and dicts are with and without tensors below them."""
     count = torch.arange(48.0)
-    return {"model": {"weight": count.reshape(8, 6).clone(), "transposed": count.reshape(6, 8).mul(3).t(), "half": count[:10].to(torch.bfloat16),
+    newer = [name for name in ("bcomplex32",) if hasattr(torch, name)]  # dtypes that only newer versions have
+    return {"newer": {name: torch.complex(count[:8], count[8:16].neg()).to(getattr(torch, name)) for name in newer},
+            "model": {"weight": count.reshape(8, 6).clone(), "transposed": count.reshape(6, 8).mul(3).t(), "half": count[:10].to(torch.bfloat16),
                       "small": count[:6].to(torch.float8_e4m3fn), "words": torch.arange(7, dtype=torch.int16), "scalar": torch.tensor(2.5), "empty": torch.empty(0, 4)},
             "optim": {"state": {"weight": {"step": torch.tensor(4.0), "exp_avg": count.reshape(8, 6).neg()}},
                       "param_groups": [{"lr": 0.25, "betas": (0.9, 0.95), "params": ["weight"]}, {"lr": 0.5, "betas": (0.8, 0.85), "params": []}]},
