@@ -20,8 +20,8 @@ Against = Union[Checkpoint, Document, Sequence[str], AbstractSet[str]]
 # The forms of reports.
 Format = Literal["json", "sarif", "junit", "github", "gitlab"]
 _FORMATS = ("json", "sarif", "junit", "github", "gitlab")
-# Commands that make or remove files. They are stopped only where they can clean up.
 _OPTIONAL = {"directory", "modules", "rule"}  # operands
+# Commands that make or remove files. They are stopped only where they can clean up.
 _WRITING = {"convert", "cp", "exec", "merge", "optim", "prune", "repair", "reshard"}
 
 
