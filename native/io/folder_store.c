@@ -486,7 +486,7 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
     const tsr_sys *sys = store->sys;
     struct stat info;
     int fd = sys->open_at(sys, AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
-    TSR_FAIL_IF(fd < 0 && errno == ENOENT && strcmp(path, "-") == 0, err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(fd < 0 && errno == ENOENT && strcmp(path, "-") == 0, err, TSR_E_NOT_FOUND,
                 "there is no file '-', and standard input is not read; give a path");
     if (fd < 0) return tsr_sys_raise(err, "open", path);
     tsr_status status;
