@@ -77,55 +77,32 @@ static size_t next_component(tsr_str name, size_t at)
 }
 
 /* Adds whole names of one side, and the dotted tails of the names of the other side, as keys. */
-static tsr_status key_prefixes(search *s, bool whole_side, tsr_error *err)
+static tsr_status key_prefixes(search *s, bool is_added, size_t i, tsr_str name, bool whole, tsr_error *err)
 {
-    for (int side = 0; side < 2; side++) {
-        for (size_t i = 0; i < s->sides[side].count; i++) {
-            tsr_str name = s->sides[side].items[i].name, none = {NULL, 0};
-            if (s->sides[side].items[i].taken) continue;
-            if (side == whole_side) {
-                TSR_TRY(add_key(s, side, i, none, name, err));
-                continue;
-            }
-            size_t at = next_component(name, 0);
-            for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++, at = next_component(name, at)) {
-                TSR_TRY(add_key(s, side, i, none, from(name, at), err));
-            }
-        }
+    const tsr_str none = {NULL, 0};
+    if (whole) return add_key(s, is_added, i, none, name, err);
+    size_t at = next_component(name, 0);
+    for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++, at = next_component(name, at))
+        TSR_TRY(add_key(s, is_added, i, none, from(name, at), err));
+    return TSR_OK;
+}
+
+static tsr_status key_components(search *s, bool is_added, size_t i, tsr_str name, bool whole, tsr_error *err)
+{
+    (void)whole;
+    size_t at = 0;
+    for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++) {
+        const size_t next = next_component(name, at);
+        TSR_TRY(add_key(s, is_added, i, until(name, at), next <= name.size ? from(name, next - 1) : TSR_STR("end"), err));
+        at = next;
     }
     return TSR_OK;
 }
 
-static tsr_status key_components(search *s, bool whole_side, tsr_error *err)
+static tsr_status key_last(search *s, bool is_added, size_t i, tsr_str name, bool whole, tsr_error *err)
 {
-    (void)whole_side;
-    for (int side = 0; side < 2; side++) {
-        for (size_t i = 0; i < s->sides[side].count; i++) {
-            tsr_str name = s->sides[side].items[i].name;
-            if (s->sides[side].items[i].taken) continue;
-            size_t at = 0;
-            for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++) {
-                size_t next = next_component(name, at);
-                TSR_TRY(
-                    add_key(s, side, i, until(name, at), next <= name.size ? from(name, next - 1) : TSR_STR("end"), err));
-                at = next;
-            }
-        }
-    }
-    return TSR_OK;
-}
-
-static tsr_status key_last(search *s, bool whole_side, tsr_error *err)
-{
-    (void)whole_side;
-    for (int side = 0; side < 2; side++) {
-        for (size_t i = 0; i < s->sides[side].count; i++) {
-            tsr_str name = s->sides[side].items[i].name, none = {NULL, 0};
-            if (s->sides[side].items[i].taken) continue;
-            TSR_TRY(add_key(s, side, i, none, tsr_last_component(name), err));
-        }
-    }
-    return TSR_OK;
+    (void)whole;
+    return add_key(s, is_added, i, (tsr_str){NULL, 0}, tsr_last_component(name), err);
 }
 
 /* Says how the names are related. Empty if only their hashes are equal. */
@@ -163,9 +140,10 @@ static tsr_str explain_last(search *s, tsr_str a, tsr_str b, tsr_error *err)
 }
 
 typedef struct relation {
-    tsr_status (*keys)(search *s, bool whole_side, tsr_error *err);
+    /* Adds the keys of a tensor's name. */
+    tsr_status (*keys)(search *s, bool is_added, size_t i, tsr_str name, bool whole, tsr_error *err);
     tsr_str (*explain)(search *s, tsr_str a, tsr_str b, tsr_error *err);
-    bool whole_side;
+    bool whole_side; /* the side whose names are `whole` */
 } relation;
 
 static int compare_keys(const void *left, const void *right)
@@ -192,7 +170,11 @@ static tsr_status take_pair(search *s, const relation *r, const key *pair, tsr_e
 static tsr_status apply(search *s, const relation *r, tsr_error *err)
 {
     s->keys.count = 0;
-    TSR_TRY(r->keys(s, r->whole_side, err));
+    for (int side = 0; side < 2; side++)
+        for (size_t i = 0; i < s->sides[side].count; i++) {
+            const tsr_unmatched *item = &s->sides[side].items[i];
+            if (!item->taken) TSR_TRY(r->keys(s, side, i, item->name, side == r->whole_side, err));
+        }
     key *keys = s->keys.items;
     size_t count = s->keys.count;
     if (count) qsort(keys, count, sizeof *keys, compare_keys);
