@@ -210,8 +210,8 @@ async function testTolerance(page, at, said) {
 
 /** Two files whose tensors have other shapes, or are only in one of them. */
 async function testShapes(page, at) {
-  const a = made(at, "shapes_a.safetensors", { grown: ["float32", [2, 3], count(6)], own: ["float32", [2], [7, 8]] });
-  const b = made(at, "shapes_b.safetensors", { grown: ["float32", [3, 2], count(6, (i) => i + 50)], new: ["float32", [2, 2], count(4, (i) => i + 90)] });
+  const a = made(at, "shapes_a.safetensors", { grown: ["float32", [2, 3], count(6)], long: ["float32", [9], count(9)], own: ["float32", [2], [7, 8]] });
+  const b = made(at, "shapes_b.safetensors", { grown: ["float32", [3, 2], count(6, (i) => i + 50)], long: ["float32", [8], count(8, (i) => i + 70)], new: ["float32", [2, 2], count(4, (i) => i + 90)] });
   await test("values of both sides are side by side where the shapes differ, and those of what only B has are shown", async () => {
     await compare(page, a, b);
     const values = (name) => page.getByRole("region", { name, exact: true }).locator("tbody td").allTextContents();
@@ -221,6 +221,10 @@ async function testShapes(page, at) {
       await page.getByRole("region", { name: "Slice of B" }).locator("td").first().waitFor();
       check((await values("Slice of A")).join() === ofA && (await values("Slice of B")).join() === ofB, `${name}: ${await values("Slice of A")} and ${await values("Slice of B")}`);
     }
+    await page.locator(".window .row .text", { hasText: /^long$/ }).click();
+    await page.locator("aside h2", { hasText: "long" }).waitFor();
+    const cut = (name) => page.getByRole("region", { name, exact: true }).locator("p.quiet").textContent();
+    check(await cut("Slice of A") === "The first 6 of 9 values." && await cut("Slice of B") === "The first 6 of 8 values.", `${await cut("Slice of A")} and ${await cut("Slice of B")}`);
     check(await page.locator("aside .differs").count() === 0 && await page.getByLabel("Slice to compare").count() === 0, "shapes that differ are compared element by element");
   });
 }

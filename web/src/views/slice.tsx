@@ -74,7 +74,7 @@ export function Grid({ elements, along, label = "Table of values", most: [mostRo
         {!isScalar && <thead><tr>{hasRows && <td />}{rows[0]?.map((_, c) => <th key={c} scope="col">{column(c)}</th>)}</tr></thead>}
         <tbody>{rows.map((r, i) => <tr key={i}>{hasRows && <th scope="row">{row(i)}</th>}{r.map((v, j) => <td key={j} class={classOf(v, i * columns + j)} title={v}>{shortText(v)}</td>)}</tr>)}</tbody>
       </table>
-      {texts.length > rows.length * (rows[0]?.length ?? 0) && <p class="quiet">The first {rows.length} × {rows[0]?.length ?? 0} of {shapeText(elements.shape)}: {plural(texts.length, "value")}.</p>}
+      {texts.length > rows.length * (rows[0]?.length ?? 0) && <p class="quiet">The first {hasRows && `${rows.length} × `}{rows[0]?.length ?? 0} of {hasRows && `${shapeText(elements.shape)}: `}{plural(texts.length, "value")}.</p>}
     </div>
   );
 }
