@@ -73,7 +73,7 @@ class Ranks:
         """Saves, and returns the objects below the key and the findings of `check`. Both readers must find step `k`:
         PyTorch's in a copy on the disk, the package's in the store."""
         done = self.save(key, k, **job)
-        need(all(one == {"failed": None} for one in done), f"{done}")
+        need(all(one == {"failed": None} for one in done), f"{done} {self.said()[-2000:]}")
         return self.read(key, k, **job)
 
     def is_step(self, key, k, options):
