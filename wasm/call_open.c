@@ -151,11 +151,11 @@ static tsr_status write_map(void *ctx, tsr_json *json, tsr_error *err)
     return json->status;
 }
 
-/* Returns the document of a built-in map, as a JSON string. */
+/* Returns the document of the built-in map with this name, which ends with a NUL, as a JSON string. */
 TSR_EXPORT(tessera_map_text) document *tessera_map_text(const char *name, uint32_t size, tsr_error *err)
 {
-    const tsr_str text = tsr_mapping_builtin((tsr_str){name, size});
-    if (text.size) return tessera_make_document(write_map, (void *)(uintptr_t)&text, err);
-    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no built-in map '%.*s'; see tessera map list", (int)size, name);
-    return NULL;
+    tsr_str text;
+    (void)size;
+    if (tsr_mapping_named(name, &text, err) != TSR_OK) return NULL;
+    return tessera_make_document(write_map, &text, err);
 }

@@ -7,6 +7,7 @@
 #include "mapping/mapping_match.h"
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 #define CONFIG_NAME "config.json"
@@ -278,6 +279,22 @@ tsr_str tsr_mapping_builtin(tsr_str name)
         if (tsr_str_equal(builtin, name)) return (tsr_str){(const char *)document->text, document->size};
     }
     return (tsr_str){NULL, 0};
+}
+
+enum { MOST_MAPS = 100 }; /* among which a name is looked for */
+
+tsr_status tsr_mapping_named(const char *name, tsr_str *text, tsr_error *err)
+{
+    const char *names[MOST_MAPS + 1] = {NULL};
+    *text = tsr_mapping_builtin(tsr_str_from(name));
+    if (text->size) return TSR_OK;
+    for (size_t i = 0; i < MOST_MAPS && tsr_mapping_builtin_name(i).size; i++) names[i] = tsr_mapping_builtin_name(i).data;
+    const char *meant = tsr_suggest(name, names, sizeof *names);
+    if (meant)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no built-in map '%s'; did you mean '%s'?", name,
+                         meant);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no built-in map '%s'; `tessera map list` lists them",
+                     name);
 }
 
 /* Whether the text is that of a built-in map from Hugging Face's names to those in the memory of transformers. */

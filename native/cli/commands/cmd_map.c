@@ -30,23 +30,13 @@ static int list_maps(const cli *program)
     return CLI_DONE;
 }
 
-enum { MOST_MAPS = 100 };
-
-static int fail_unknown_map(const cli *program, const char *name)
-{
-    const char *names[MOST_MAPS + 1] = {NULL};
-    for (size_t i = 0; i < MOST_MAPS && tsr_mapping_builtin_name(i).size; i++) names[i] = tsr_mapping_builtin_name(i).data;
-    const char *meant = tsr_suggest(name, names, sizeof *names);
-    if (meant) return cli_fail(program, "there is no built-in map '%s'; did you mean '%s'?", name, meant);
-    return cli_fail(program, "there is no built-in map '%s'; `tessera map list` lists them", name);
-}
-
 static int show_map(const cli *program, const char *name)
 {
     tsr_error err = {0};
-    const tsr_str text = tsr_mapping_builtin(tsr_str_from(name));
-    if (!text.size) return fail_unknown_map(program, name);
-    return cli_document_put(program, text, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+    tsr_str text;
+    tsr_status status = tsr_mapping_named(name, &text, &err);
+    if (status == TSR_OK) status = cli_document_put(program, text, &err);
+    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
 static tsr_status print_suggestion(cli *program, const cli_session *sessions, bool values, tsr_arena *arena, tsr_error *err)

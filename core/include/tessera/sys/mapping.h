@@ -158,6 +158,8 @@ tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_optio
 
 /* The document of the built-in map with this name, or an empty text if there is no such map. Static storage. */
 tsr_str tsr_mapping_builtin(tsr_str name);
+/* The same; fails with TSR_E_USAGE if there is no such map, with the name that was probably meant. */
+tsr_status tsr_mapping_named(const char *name, tsr_str *text, tsr_error *err);
 
 /* Returns note `index` that users should read about a mapped checkpoint and those that it was opened over: a sentence in
  * that checkpoint's memory, or an empty text after the last one. An inverse names the first entry that may also come from
