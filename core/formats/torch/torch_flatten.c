@@ -88,22 +88,22 @@ static bool torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY])
 enum { BUFFERS = 1, ATTRIBUTES = 3, ATTRIBUTES_MAX = 4096 };
 static const char *const module_parts[ATTRIBUTES] = {"_parameters", "_buffers", "_modules"};
 
-static bool find_parts(const tsr_value *value, const tsr_value **state, const tsr_value *parts[TSR_MODULE_PARTS])
+static bool find_parts(const tsr_value *value, const tsr_value *parts[TSR_MODULE_PARTS])
 {
-    *state = value->kind == TSR_VALUE_OBJECT && value->count > 1 ? value->items[1] : NULL;
-    if (!*state || (*state)->kind != TSR_VALUE_DICT || tsr_value_pairs(*state) > ATTRIBUTES_MAX) return false;
+    const tsr_value *state = value->kind == TSR_VALUE_OBJECT && value->count > 1 ? value->items[1] : NULL;
+    if (!state || state->kind != TSR_VALUE_DICT || tsr_value_pairs(state) > ATTRIBUTES_MAX) return false;
     for (size_t i = 0; i < ATTRIBUTES; i++) {
-        parts[i] = tsr_value_get(*state, tsr_str_from(module_parts[i]));
+        parts[i] = tsr_value_get(state, tsr_str_from(module_parts[i]));
         if (!parts[i] || parts[i]->kind != TSR_VALUE_DICT) return false;
     }
-    parts[ATTRIBUTES] = *state;
+    parts[ATTRIBUTES] = state;
     return true;
 }
 
 static bool torch_is_module(const tsr_value *value)
 {
-    const tsr_value *state, *parts[TSR_MODULE_PARTS];
-    return find_parts(value, &state, parts);
+    const tsr_value *parts[TSR_MODULE_PARTS];
+    return find_parts(value, parts);
 }
 
 /* Quantized, sparse, nested tensors and the like, which torch_value.c shows as named parts. */
@@ -265,13 +265,12 @@ static void torch_level_close(tsr_torch_level *level);
 /* Starts at the first child of a container that is walked into. */
 static tsr_status torch_level_open(const tsr_host *host, const tsr_value *container, tsr_torch_level *out, tsr_error *err)
 {
-    const tsr_value *state;
     *out = (tsr_torch_level){.container = container};
-    if (!find_parts(container, &state, out->parts)) {
+    if (!find_parts(container, out->parts)) {
         memset(out->parts, 0, sizeof out->parts);
         return TSR_OK;
     }
-    const tsr_value *names = tsr_value_get(state, TSR_STR("_non_persistent_buffers_set"));
+    const tsr_value *names = tsr_value_get(out->parts[ATTRIBUTES], TSR_STR("_non_persistent_buffers_set"));
     if (!names || names->kind != TSR_VALUE_SET || names->count == 0) return TSR_OK;
     out->hidden = tsr_map_new(host->allocator, names->count, err);
     tsr_status status = out->hidden ? TSR_OK : TSR_E_NOMEM;
