@@ -509,9 +509,8 @@ static int run(cli *program, const tsr_command_options *arguments)
 {
     (void)arguments;
     const char *shell = program->operands.items[0];
-    if (program->operands.count > 1 && strcmp(shell, "names") != 0)
-        return cli_fail(program, "completions takes %s; unexpected argument '%s'", program->command->operands,
-                        program->operands.items[1]);
+    if (strcmp(shell, "names") != 0 && !cli_check_operands(program, false, program->command->operands, 1, 1))
+        return CLI_TROUBLE;
     if (strcmp(shell, "bash") == 0) put_bash();
     else if (strcmp(shell, "zsh") == 0) put_zsh();
     else if (strcmp(shell, "fish") == 0) put_fish();

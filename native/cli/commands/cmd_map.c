@@ -21,8 +21,9 @@ static tsr_status write_list(const cli *program, tsr_error *err)
     return tsr_json_finish(&json);
 }
 
-static int list_maps(const cli *program)
+static int list_maps(cli *program, const tsr_command_options *arguments)
 {
+    (void)arguments;
     tsr_str name;
     tsr_error err = {0};
     if (program->options.json) return write_list(program, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
@@ -30,11 +31,12 @@ static int list_maps(const cli *program)
     return CLI_DONE;
 }
 
-static int show_map(const cli *program, const char *name)
+static int show_map(cli *program, const tsr_command_options *arguments)
 {
+    (void)arguments;
     tsr_error err = {0};
     tsr_str text;
-    tsr_status status = tsr_mapping_named(name, &text, &err);
+    tsr_status status = tsr_mapping_named(program->operands.items[1], &text, &err);
     if (status == TSR_OK) status = cli_document_put(program, text, &err);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
@@ -78,23 +80,17 @@ static int run(cli *program, const tsr_command_options *arguments)
     static const struct {
         const char *name, *operands;
         size_t count;
-    } kinds[] = {{"list", "no operands", 0}, {"show", "NAME", 1}, {"suggest", "A B", 2}, {NULL, NULL, 0}};
-    const tsr_texts *words = &program->operands;
-    const char *what = words->items[0];
-    size_t kind = 0;
-    while (kinds[kind].name && strcmp(kinds[kind].name, what) != 0) kind++;
-    if (!kinds[kind].name) {
-        const char *meant = tsr_suggest(what, kinds, sizeof *kinds);
-        if (meant) return cli_fail(program, "map takes list, show or suggest, not '%s'; did you mean '%s'?", what, meant);
-        return cli_fail(program, "map takes list, show or suggest, not '%s'; see tessera help map", what);
+        int (*run)(cli *program, const tsr_command_options *arguments);
+    } kinds[] = {{"list", "", 0, list_maps}, {"show", "NAME", 1, show_map}, {"suggest", "A B", 2, suggest}, {.name = NULL}};
+    const char *what = program->operands.items[0];
+    for (size_t k = 0; kinds[k].name; k++) {
+        if (strcmp(kinds[k].name, what) != 0) continue;
+        const bool fits = cli_check_operands(program, true, kinds[k].operands, kinds[k].count, kinds[k].count);
+        return fits ? kinds[k].run(program, arguments) : CLI_TROUBLE;
     }
-    const size_t given = words->count - 1;
-    if (given < kinds[kind].count)
-        return cli_fail(program, "map %s needs %s; see tessera help map", what, kinds[kind].operands);
-    if (given > kinds[kind].count)
-        return cli_fail(program, "map %s takes %s; unexpected argument '%s'", what, kinds[kind].operands,
-                        words->items[1 + kinds[kind].count]);
-    return kind == 0 ? list_maps(program) : kind == 1 ? show_map(program, words->items[1]) : suggest(program, arguments);
+    const char *meant = tsr_suggest(what, kinds, sizeof *kinds);
+    if (meant) return cli_fail(program, "map takes list, show or suggest, not '%s'; did you mean '%s'?", what, meant);
+    return cli_fail(program, "map takes list, show or suggest, not '%s'; see tessera help map", what);
 }
 
 const cli_command cli_map = {

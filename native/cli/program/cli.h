@@ -105,6 +105,9 @@ void cli_allow_expansion(cli *program, bool allowed);
 
 /* NULL if there is no such command; prints a message with a suggestion. */
 const tsr_command *cli_find_command(const cli *program, const char *name);
+/* Whether from `least` to `most` operands were given, of which messages call the whole `operands`; otherwise prints a message.
+ * after_first: the first operand is a part of the command's name, as in `map show`, and does not count. */
+bool cli_check_operands(const cli *program, bool after_first, const char *operands, size_t least, size_t most);
 
 /* Runs a command for a program that is not `tessera`. Its document, or with the option `format` its report, goes to the caller, like
  * its messages. `threads` 0: as many as allowed; the option overrides it. Returns the exit status. */

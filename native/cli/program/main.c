@@ -89,19 +89,23 @@ static void add_operand(cli *program, const char *text)
     program->operands.items[program->operands.count++] = cli_hide_secrets(program, text);
 }
 
+bool cli_check_operands(const cli *program, bool after_first, const char *operands, size_t least, size_t most)
+{
+    const tsr_texts *given = &program->operands;
+    const char *name = program->command->name, *space = after_first ? " " : "", *first = after_first ? given->items[0] : "";
+    const size_t count = given->count - after_first;
+    if (count < least) cli_fail(program, "%s%s%s needs %s; see tessera help %s", name, space, first, operands, name);
+    else if (count > most)
+        cli_fail(program, "%s%s%s takes %s; unexpected argument '%s'", name, space, first,
+                 *operands ? operands : "no operands", given->items[most + after_first]);
+    return least <= count && count <= most;
+}
+
 /* Checks what no option alone shows. Returns false after printing a message. */
 static bool check_request(const cli *program)
 {
     const tsr_command *command = program->command;
-    if (program->operands.count < command->least) {
-        cli_fail(program, "%s needs %s; see tessera help %s", command->name, command->operands, command->name);
-        return false;
-    }
-    if (program->operands.count > command->most) {
-        cli_fail(program, "%s takes %s; unexpected argument '%s'", command->name,
-                 *command->operands ? command->operands : "no operands", program->operands.items[command->most]);
-        return false;
-    }
+    if (!cli_check_operands(program, false, command->operands, command->least, command->most)) return false;
     if (program->options.threads > 1 && !tsr_threads_exist()) {
         cli_fail(program, "--threads %" PRIu64 ": this program has one thread; leave the option out",
                  program->options.threads);
