@@ -43,7 +43,7 @@ static tsr_status name_keys(names_request *r, const tsr_catalog *catalog, tsr_st
     if (!raws) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_str fqn = catalog->entries[i].fqn;
-        if (tsr_str_starts(fqn, prefix)) raws[r->count++] = (tsr_str){fqn.data + prefix.size, fqn.size - prefix.size};
+        if (tsr_str_starts(fqn, prefix)) raws[r->count++] = tsr_str_after(fqn, prefix.size);
     }
     r->names = tsr_arena_array(r->arena, r->count, sizeof *r->names, err);
     return r->names ? tsr_fqn_from_text(raws, r->count, r->host.allocator, r->arena, r->names, err) : TSR_E_NOMEM;

@@ -162,7 +162,7 @@ static void add_up(outline *o)
 static bool is_number(tsr_str name)
 {
     for (size_t i = 0; i < name.size; i++) {
-        if (name.data[i] < '0' || name.data[i] > '9') return false;
+        if (!tsr_is_digit(name.data[i])) return false;
     }
     return name.size > 0;
 }
@@ -284,14 +284,6 @@ static bool fits(const filter_term *term, tsr_str text)
 
 /* ---- parsing ---- */
 
-static bool take_prefix(tsr_str *text, const char *prefix)
-{
-    const size_t size = strlen(prefix);
-    if (text->size < size || memcmp(text->data, prefix, size) != 0) return false;
-    *text = (tsr_str){text->data + size, text->size - size};
-    return true;
-}
-
 static bool parse_size(tsr_str text, double *bytes)
 {
     static const struct {
@@ -316,16 +308,16 @@ static bool parse_size(tsr_str text, double *bytes)
 
 static tsr_status parse_term(tsr_str text, size_t at, filter_term *term, tsr_error *err)
 {
-    term->negated = text.size > 1 && take_prefix(&text, "-");
-    if (take_prefix(&text, ">")) term->what = TERM_MORE;
-    else if (take_prefix(&text, "<")) term->what = TERM_LESS;
-    else if (take_prefix(&text, "dtype:")) term->what = TERM_DTYPE;
-    else if (take_prefix(&text, "shape:")) term->what = TERM_SHAPE;
-    else if (take_prefix(&text, "file:")) term->what = TERM_FILE;
-    else if (take_prefix(&text, "kind:")) term->what = TERM_KIND;
+    term->negated = text.size > 1 && tsr_str_skip(&text, TSR_STR("-"));
+    if (tsr_str_skip(&text, TSR_STR(">"))) term->what = TERM_MORE;
+    else if (tsr_str_skip(&text, TSR_STR("<"))) term->what = TERM_LESS;
+    else if (tsr_str_skip(&text, TSR_STR("dtype:"))) term->what = TERM_DTYPE;
+    else if (tsr_str_skip(&text, TSR_STR("shape:"))) term->what = TERM_SHAPE;
+    else if (tsr_str_skip(&text, TSR_STR("file:"))) term->what = TERM_FILE;
+    else if (tsr_str_skip(&text, TSR_STR("kind:"))) term->what = TERM_KIND;
     else term->what = TERM_NAME;
     if (term->what == TERM_MORE || term->what == TERM_LESS) {
-        term->or_equal = take_prefix(&text, "=");
+        term->or_equal = tsr_str_skip(&text, TSR_STR("="));
         if (parse_size(text, &term->bytes)) return TSR_OK;
         return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is not a size; write it as 500MB or 1.5GiB",
                          TSR_STR_ARG(text));

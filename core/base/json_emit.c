@@ -181,7 +181,7 @@ static void put_string(tsr_json *json, tsr_str text)
         }
         put(json, text.data + from, at - from);
         if (at == text.size) break;
-        const size_t lone = length ? 0 : tsr_utf8_lone_surrogate((tsr_str){text.data + at, text.size - at});
+        const size_t lone = length ? 0 : tsr_utf8_lone_surrogate(tsr_str_after(text, at));
         if (lone && !json->replaces_surrogates) length = lone;
         if (length > 1) put_wide_escape(json, tsr_utf8_get(text.data + at, length));
         else if (length) put_escape(json, (uint8_t)text.data[at]);

@@ -71,17 +71,13 @@ static tsr_status insert(parser *p, size_t at, const step *one)
     return TSR_OK;
 }
 
-static bool is_digit(int c)
-{
-    return c >= '0' && c <= '9';
-}
 static bool is_letter(int c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 static bool is_word(int c)
 {
-    return is_letter(c) || is_digit(c) || c == '_';
+    return is_letter(c) || tsr_is_digit(c) || c == '_';
 }
 static bool is_space(int c)
 {
@@ -103,7 +99,7 @@ static bool put_class(step *set, int letter)
     const int lower = letter | 32;
     if (lower != 'd' && lower != 'w' && lower != 's') return false;
     for (int c = 0; c < 128; c++) {
-        const bool in = lower == 'd' ? is_digit(c) : lower == 'w' ? is_word(c) : is_space(c);
+        const bool in = lower == 'd' ? tsr_is_digit(c) : lower == 'w' ? is_word(c) : is_space(c);
         if (in == (letter == lower)) put(set, (uint32_t)c);
     }
     return true;
@@ -115,7 +111,7 @@ static tsr_status read_code(parser *p, unsigned base, unsigned digits, uint32_t 
     *out = 0;
     for (unsigned i = 0; i < digits; i++) {
         const int c = peek(p), lower = c | 32;
-        const int value = is_digit(c) ? c - '0' : is_letter(c) ? lower - 'a' + 10 : 99;
+        const int value = tsr_is_digit(c) ? c - '0' : is_letter(c) ? lower - 'a' + 10 : 99;
         if (value >= (int)base) {
             if (base == 8) break;
             return invalid(p, "an escape that is not complete");
@@ -139,7 +135,7 @@ static tsr_status read_escape(parser *p, bool in_set, uint32_t *out)
     if (c == 'U') return read_code(p, 16, 8, out);
     if (c == '0') return read_code(p, 8, 2, out);
     if (c == 'N') return refuse(p, "names of characters");
-    if (is_digit(c)) {
+    if (tsr_is_digit(c)) {
         const int second = p->at < p->text.size ? p->text.data[p->at] : -1;
         const int third = p->at + 1 < p->text.size ? p->text.data[p->at + 1] : -1;
         const bool octal = c < '8' && (in_set || (second >= '0' && second < '8' && third >= '0' && third < '8'));
@@ -212,7 +208,7 @@ static tsr_status read_group(parser *p)
         if (!take(p, '<')) return refuse(p, "a reference to a group");
         const size_t name = p->at;
         while (is_word(peek(p))) p->at++;
-        if (p->at == name || is_digit(p->text.data[name]) || !take(p, '>')) return invalid(p, "a bad name of a group");
+        if (p->at == name || tsr_is_digit(p->text.data[name]) || !take(p, '>')) return invalid(p, "a bad name of a group");
     }
     if (++p->nested > MOST_NESTED) return refuse(p, "groups that are nested so deep");
     TSR_TRY(read_alternatives(p));
@@ -237,8 +233,8 @@ static tsr_status read_escaped(parser *p)
 static uint32_t read_bound(parser *p, uint32_t otherwise)
 {
     uint32_t value = 0;
-    if (!is_digit(peek(p))) return otherwise;
-    for (; is_digit(peek(p)); p->at++)
+    if (!tsr_is_digit(peek(p))) return otherwise;
+    for (; tsr_is_digit(peek(p)); p->at++)
         if (value < MOST_REPEATS) value = value * 10 + (uint32_t)(peek(p) - '0');
     return value;
 }

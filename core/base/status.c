@@ -17,7 +17,7 @@ static void append_clean(char *message, const char *text)
         if (used + shown.size >= TSR_ERROR_MESSAGE_SIZE) break;
         memcpy(message + used, shown.data, shown.size);
         used += shown.size;
-        rest = (tsr_str){rest.data + taken, rest.size - taken};
+        rest = tsr_str_after(rest, taken);
     }
     message[used] = '\0';
 }

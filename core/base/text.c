@@ -21,6 +21,17 @@ const char *tsr_number_text(uint64_t number, char out[TSR_NUMBER_TEXT])
     return out;
 }
 
+bool tsr_component_number(tsr_str text, uint64_t *index)
+{
+    *index = 0;
+    if (!text.size || text.size > 9 || (text.size > 1 && text.data[0] == '0')) return false;
+    for (size_t i = 0; i < text.size; i++) {
+        if (!tsr_is_digit(text.data[i])) return false;
+        *index = *index * 10 + (uint64_t)(text.data[i] - '0');
+    }
+    return true;
+}
+
 bool tsr_size_parse(const char *text, uint64_t *bytes)
 {
     static const struct {

@@ -5,7 +5,7 @@
 /* Unreserved, sub-delims, '@' and '/', but not ':', which would make the first segment a scheme. */
 static bool is_plain(unsigned char c)
 {
-    if ((c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z')) return true;
+    if (tsr_is_digit(c) || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z')) return true;
     return c && strchr("-._~/!$&'()*+,;=@", c);
 }
 
@@ -21,6 +21,18 @@ size_t tsr_uri_path(tsr_str path, char *out, size_t capacity)
         if (plain) continue;
         out[n++] = hex[c >> 4];
         out[n++] = hex[c & 15];
+    }
+    return n;
+}
+
+size_t tsr_uri_decode(tsr_str text, bool plus_is_space, char *out)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        const int high = text.data[i] == '%' && i + 2 < text.size ? tsr_hex_digit(text.data[i + 1]) : -1;
+        const int low = high >= 0 ? tsr_hex_digit(text.data[i + 2]) : -1;
+        out[n++] = low >= 0 ? (char)(high * 16 + low) : plus_is_space && text.data[i] == '+' ? ' ' : text.data[i];
+        if (low >= 0) i += 2;
     }
     return n;
 }
@@ -51,7 +63,7 @@ static bool has_password(tsr_str text, size_t from, size_t to)
 {
     while (from < to && text.data[from] != ':') from++;
     for (size_t i = from + 1; i < to; i++)
-        if (text.data[i] < '0' || text.data[i] > '9') return true;
+        if (!tsr_is_digit(text.data[i])) return true;
     return false;
 }
 

@@ -45,7 +45,7 @@ static inline size_t tsr_utf8_check(tsr_str text)
 {
     size_t at = 0;
     while (at < text.size) {
-        size_t length = tsr_utf8_length((tsr_str){text.data + at, text.size - at});
+        size_t length = tsr_utf8_length(tsr_str_after(text, at));
         if (length == 0) break;
         at += length;
     }

@@ -98,11 +98,7 @@ static int hex4(tsr_str text, size_t at)
     int unit = 0;
     if (at > text.size || text.size - at < 4) return -1;
     for (size_t i = at; i < at + 4; i++) {
-        char d = text.data[i];
-        int digit = d >= '0' && d <= '9'   ? d - '0'
-                    : d >= 'a' && d <= 'f' ? d - 'a' + 10
-                    : d >= 'A' && d <= 'F' ? d - 'A' + 10
-                                           : -1;
+        const int digit = tsr_hex_digit(text.data[i]);
         if (digit < 0) return -1;
         unit = unit << 4 | digit;
     }
@@ -160,7 +156,7 @@ static tsr_status check_string(checker *c)
         TSR_FAIL_AT(byte < 0, c->err, TSR_E_FORMAT, c->at, "json: unterminated string");
         TSR_FAIL_AT(byte < 0x20, c->err, TSR_E_FORMAT, c->at, "json: unescaped control byte 0x%02x in a string",
                     (unsigned)byte);
-        size_t length = tsr_utf8_length((tsr_str){c->text.data + c->at, c->text.size - c->at});
+        size_t length = tsr_utf8_length(tsr_str_after(c->text, c->at));
         TSR_FAIL_AT(length == 0, c->err, TSR_E_FORMAT, c->at, "json: invalid UTF-8 (byte 0x%02x)", (unsigned)byte);
         c->at += length;
     }
@@ -231,7 +227,7 @@ static tsr_status check_value(checker *c, uint32_t max_depth, bool *complete)
     if (byte == 't') return check_word(c, "true");
     if (byte == 'f') return check_word(c, "false");
     if (byte == 'n') return check_word(c, "null");
-    return byte == '-' || (byte >= '0' && byte <= '9') ? check_number(c) : fail(c, "a value");
+    return byte == '-' || tsr_is_digit(byte) ? check_number(c) : fail(c, "a value");
 }
 
 static tsr_status check_whole_value(checker *c, uint32_t max_depth)

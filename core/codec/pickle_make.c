@@ -66,7 +66,7 @@ static bool is_ascii(const uint8_t *data, size_t size)
 static bool is_python_text(tsr_str text)
 {
     for (size_t at = 0;;) {
-        at += tsr_utf8_check((tsr_str){text.data + at, text.size - at});
+        at += tsr_utf8_check(tsr_str_after(text, at));
         if (at == text.size) return true;
         const uint8_t *b = (const uint8_t *)text.data + at;
         if (text.size - at < 3 || b[0] != 0xED || b[1] < 0xA0 || b[1] > 0xBF || (b[2] & 0xC0) != 0x80) return false;

@@ -5,17 +5,13 @@
 
 #include "base/cursor.h"
 #include "base/utf8.h"
+#include "tessera/sys/text.h"
 
 enum {
     DIGITS_MAX = 4300, /* of a decimal integer, which is Python's default limit */
     FLOAT_CHARS_MAX = 400,
     LIMB_DECIMALS = 9
 };
-
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
 
 /* Reads up to the next newline, and returns the position after it. */
 static const uint8_t *line(machine *m, const uint8_t *p, tsr_str *text)
@@ -89,10 +85,10 @@ static tsr_ref decimal(machine *m, tsr_str text)
 {
     tsr_str digits = text;
     bool negative = text.size && text.data[0] == '-';
-    if (negative || (text.size && text.data[0] == '+')) digits = (tsr_str){text.data + 1, text.size - 1};
+    if (negative || (text.size && text.data[0] == '+')) digits = tsr_str_after(text, 1);
     if (digits.size == 0 || digits.size > DIGITS_MAX) return bad_number(m, text);
     for (size_t i = 0; i < digits.size; i++) {
-        if (!is_digit(digits.data[i])) return bad_number(m, text);
+        if (!tsr_is_digit(digits.data[i])) return bad_number(m, text);
     }
     return big_decimal(m, digits, negative);
 }
@@ -115,19 +111,13 @@ static tsr_ref float_of(machine *m, tsr_str text)
     char copy[FLOAT_CHARS_MAX + 1], *end;
     if (text.size == 0 || text.size > FLOAT_CHARS_MAX) return bad_number(m, text);
     for (size_t i = 0; i < text.size; i++) { /* strtod would also accept hexadecimal numbers and white space */
-        if (!is_digit(text.data[i]) && (!text.data[i] || !strchr("+-.einfaEINFA", text.data[i]))) return bad_number(m, text);
+        if (!tsr_is_digit(text.data[i]) && (!text.data[i] || !strchr("+-.einfaEINFA", text.data[i])))
+            return bad_number(m, text);
         copy[i] = text.data[i];
     }
     copy[text.size] = '\0';
     double value = strtod(copy, &end);
     return end == copy + text.size ? tsr_pickle_make_float(m, value) : bad_number(m, text);
-}
-
-static int hex_digit(char c)
-{
-    if (is_digit(c)) return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
 /* Reads `count` hexadecimal digits at `at`; returns false if there are fewer. */
@@ -136,7 +126,7 @@ static bool hex(tsr_str text, size_t at, size_t count, uint32_t *value)
     *value = 0;
     if (count > text.size - at) return false;
     for (size_t i = 0; i < count; i++) {
-        int digit = hex_digit(text.data[at + i]);
+        int digit = tsr_hex_digit(text.data[at + i]);
         if (digit < 0) return false;
         *value = *value << 4 | (uint32_t)digit;
     }
@@ -272,7 +262,7 @@ static const uint8_t *do_memo(machine *m, const uint8_t *p, bool get)
     if (!p) return NULL;
     uint64_t index = 0;
     for (size_t i = 0; i < text.size; i++) {
-        if (!is_digit(text.data[i]) || i > 17) text.size = 0;
+        if (!tsr_is_digit(text.data[i]) || i > 17) text.size = 0;
         else index = index * 10 + (uint64_t)(text.data[i] - '0');
     }
     if (text.size == 0) {

@@ -67,8 +67,7 @@ static tsr_status find_with(unflattening *u, tsr_str prefix, const tsr_entry **s
         if (!is_flat(entry)) continue;
         tsr_str name = without_wrappers(u, entry->fqn);
         if (!name.data) return TSR_E_NOMEM;
-        const bool begins = tsr_str_starts(name, prefix);
-        if (begins) name = (tsr_str){name.data + prefix.size, name.size - prefix.size};
+        const bool begins = tsr_str_skip(&name, prefix);
         const uint32_t unit = begins ? tsr_map_get(u->units, name, UINT32_MAX) : UINT32_MAX;
         if (unit == UINT32_MAX) *stray = entry;
         else u->found[unit] = entry;

@@ -202,8 +202,7 @@ static void strip(const naming *n, tsr_str *fqn, bool holds)
     const bool is_root =
         holds && n->prefix.size == fqn->size + 1 && tsr_str_starts(n->prefix, *fqn) && n->prefix.data[fqn->size] == '.';
     if (is_root) *fqn = TSR_STR("");
-    else if (fqn->size > n->prefix.size && tsr_str_starts(*fqn, n->prefix))
-        *fqn = (tsr_str){fqn->data + n->prefix.size, fqn->size - n->prefix.size};
+    else if (fqn->size > n->prefix.size && tsr_str_starts(*fqn, n->prefix)) *fqn = tsr_str_after(*fqn, n->prefix.size);
     else if (n->prefix.size) fqn->data = NULL;
 }
 

@@ -58,7 +58,7 @@ static tsr_str name_in_part(tsr_str name, tsr_str part)
 {
     if (part.size == 0 || name.size <= part.size + 1 || !tsr_str_starts(name, part) || name.data[part.size] != '.')
         return name;
-    return (tsr_str){name.data + part.size + 1, name.size - part.size - 1};
+    return tsr_str_after(name, part.size + 1);
 }
 
 static tsr_status add_piece(output_files *p, tsr_converted *row, tsr_error *err)

@@ -114,7 +114,7 @@ static bool universal_weight(const tsr_converted *row, tsr_str *name)
     const tsr_str prefix = TSR_STR(TSR_MODEL_PREFIX);
     *name = row->name;
     if (!row->written || row->entry->kind != TSR_ENTRY_TENSOR || !tsr_str_starts(row->name, prefix)) return false;
-    *name = (tsr_str){row->name.data + prefix.size, row->name.size - prefix.size};
+    *name = tsr_str_after(row->name, prefix.size);
     return name->size > 0;
 }
 
@@ -259,11 +259,11 @@ static tsr_status universal_add_model_states(tsr_universal_making *m)
 static bool state_of(const tsr_universal_making *m, const tsr_converted *row, tsr_str *name, tsr_str *key)
 {
     if (!row->written || !tsr_str_starts(row->name, m->state_prefix)) return false;
-    *name = (tsr_str){row->name.data + m->state_prefix.size, row->name.size - m->state_prefix.size};
+    *name = tsr_str_after(row->name, m->state_prefix.size);
     size_t dot = name->size;
     while (dot > 0 && name->data[dot - 1] != '.') dot--;
     if (dot < 2) return false;
-    *key = (tsr_str){name->data + dot, name->size - dot};
+    *key = tsr_str_after(*name, dot);
     name->size = dot - 1;
     return key->size > 0;
 }
@@ -426,7 +426,7 @@ static tsr_status refuse_experts(const tsr_universal_making *m)
     for (uint64_t i = 0; i < m->chosen->count; i++) {
         const tsr_str name = m->chosen->rows[i].name;
         for (size_t at = 0; m->chosen->rows[i].written && at < name.size; at++)
-            TSR_FAIL_IF(tsr_str_starts((tsr_str){name.data + at, name.size - at}, marker), m->err, TSR_E_UNSUPPORTED,
+            TSR_FAIL_IF(tsr_str_starts(tsr_str_after(name, at), marker), m->err, TSR_E_UNSUPPORTED,
                         "DeepSpeed cannot load experts, such as '%.*s', from a universal checkpoint; write them with --to "
                         "dcp, torch or "
                         "safetensors",

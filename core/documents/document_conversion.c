@@ -111,8 +111,7 @@ static void list_rank(rank_list *ranks, tsr_str name)
     uint64_t rank = 0;
     size_t at = 2;
     if (!tsr_str_starts(name, TSR_STR("__"))) return;
-    while (at < name.size && name.data[at] >= '0' && name.data[at] <= '9')
-        rank = 10 * rank + (uint64_t)(name.data[at++] - '0');
+    while (at < name.size && tsr_is_digit(name.data[at])) rank = 10 * rank + (uint64_t)(name.data[at++] - '0');
     if (at == 2 || at == name.size || name.data[at] != '_') return;
     for (size_t i = 0; i < ranks->count; i++)
         if (ranks->shown[i] == rank) return;
@@ -127,7 +126,7 @@ static void list_ranks(rank_list *ranks, const tsr_store *store, const tsr_chunk
         if (chunks[c].file == TSR_NO_FILE) continue;
         const tsr_str path = store->files[chunks[c].file].name;
         const size_t directory = directory_size(path);
-        list_rank(ranks, (tsr_str){path.data + directory, path.size - directory});
+        list_rank(ranks, tsr_str_after(path, directory));
     }
 }
 

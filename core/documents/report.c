@@ -189,7 +189,7 @@ static void put_escaped(tsr_report *report, tsr_str text, const escape *escapes)
     char invisible[TSR_ESCAPE_SIZE + 1];
     tsr_str shown;
     for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, invisible, &shown);
+        at += tsr_str_step(tsr_str_after(text, at), invisible, &shown);
         const escape *e = escapes;
         while (e->text && e->character != *shown.data) e++;
         if (!e->text) {
@@ -216,7 +216,7 @@ static tsr_str escaped(tsr_str text, char *out, size_t capacity)
     size_t used = 0;
     tsr_str shown;
     for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, invisible, &shown);
+        at += tsr_str_step(tsr_str_after(text, at), invisible, &shown);
         if (used + shown.size > capacity) break;
         memcpy(out + used, shown.data, shown.size);
         used += shown.size;

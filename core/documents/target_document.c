@@ -272,7 +272,7 @@ static bool split_capture(tsr_str capture, tsr_target_stage *out)
     for (size_t at = 0; at + 3 <= capture.size; at++) {
         if (memcmp(capture.data + at, "{n}", 3) != 0) continue;
         out->head = (tsr_str){capture.data, at};
-        out->tail = (tsr_str){capture.data + at + 3, capture.size - at - 3};
+        out->tail = tsr_str_after(capture, at + 3);
         return true;
     }
     return false;

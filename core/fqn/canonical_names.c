@@ -142,7 +142,7 @@ static tsr_str end_of(tsr_str fqn, tsr_str raw)
         start = (size_t)(kept.data - fqn.data);
         rest = before(rest, kept);
     }
-    return (tsr_str){fqn.data + start, fqn.size - start};
+    return tsr_str_after(fqn, start);
 }
 
 /* The name without the components that are a wrapper's wherever they are. Some state dicts have them and others, of the same model,
@@ -382,13 +382,13 @@ tsr_status tsr_canonical_names_dict(const tsr_canonical_names *c, tsr_str fqn, t
     tsr_str whole;
     *out = fqn;
     if (inside.size > fqn.size + 1 && find(c, c->index, inside, &whole)) {
-        const tsr_str rest = end_of(whole, (tsr_str){inside.data + fqn.size + 1, inside.size - fqn.size - 1});
+        const tsr_str rest = end_of(whole, tsr_str_after(inside, fqn.size + 1));
         *out = before(whole, rest);
         return TSR_OK;
     }
     for (size_t at = 0; at < fqn.size; at += component_size(fqn, at) + 1) { /* the empty state of a parameter */
         const tsr_str state = TSR_STR("state.");
-        if (!tsr_str_starts((tsr_str){fqn.data + at, fqn.size - at}, state)) continue;
+        if (!tsr_str_starts(tsr_str_after(fqn, at), state)) continue;
         TSR_TRY(put_param(c, fqn, at + state.size, fqn.size, arena, out, err));
     }
     return TSR_OK;

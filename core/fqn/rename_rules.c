@@ -98,8 +98,7 @@ static tsr_status propose_all(search *s, tsr_str a, tsr_str b, tsr_error *err)
         TSR_TRY(propose(s, "", head(a, a.size - left), head(b, b.size - left), err));
     }
     if (beginning) {
-        TSR_TRY(propose(s, "*", (tsr_str){a.data + beginning, a.size - beginning},
-                        (tsr_str){b.data + beginning, b.size - beginning}, err));
+        TSR_TRY(propose(s, "*", tsr_str_after(a, beginning), tsr_str_after(b, beginning), err));
     }
     return propose(s, "", a, b, err);
 }

@@ -62,7 +62,7 @@ static size_t strip_prefixes(tsr_str text, char *out, size_t *at_out, size_t *co
     size_t size = 0;
     *count = 0;
     for (size_t i = 0; i < text.size;) {
-        if (tsr_str_starts((tsr_str){text.data + i, text.size - i}, CHECKPOINT_PREFIX)) {
+        if (tsr_str_starts(tsr_str_after(text, i), CHECKPOINT_PREFIX)) {
             if (at_out) at_out[*count] = size;
             ++*count;
             i += CHECKPOINT_PREFIX.size;

@@ -27,7 +27,7 @@ static bool names_rank(const char *message)
     static const char word[] = "rank ";
     size_t at = sizeof word - 1;
     if (strncmp(message, word, at) != 0) return false;
-    while (message[at] >= '0' && message[at] <= '9') at++;
+    while (tsr_is_digit(message[at])) at++;
     return at > sizeof word - 1 && message[at] == ':';
 }
 

@@ -60,10 +60,6 @@ static tsr_status add_key(search *s, bool is_added, size_t at, tsr_str head, tsr
     return TSR_OK;
 }
 
-static tsr_str from(tsr_str name, size_t at)
-{
-    return (tsr_str){name.data + at, name.size - at};
-}
 static tsr_str until(tsr_str name, size_t at)
 {
     return (tsr_str){name.data, at};
@@ -83,7 +79,7 @@ static tsr_status key_prefixes(search *s, bool is_added, size_t i, tsr_str name,
     if (whole) return add_key(s, is_added, i, none, name, err);
     size_t at = next_component(name, 0);
     for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++, at = next_component(name, at))
-        TSR_TRY(add_key(s, is_added, i, none, from(name, at), err));
+        TSR_TRY(add_key(s, is_added, i, none, tsr_str_after(name, at), err));
     return TSR_OK;
 }
 
@@ -93,7 +89,8 @@ static tsr_status key_components(search *s, bool is_added, size_t i, tsr_str nam
     size_t at = 0;
     for (unsigned n = 0; at <= name.size && n < MOST_COMPONENTS; n++) {
         const size_t next = next_component(name, at);
-        TSR_TRY(add_key(s, is_added, i, until(name, at), next <= name.size ? from(name, next - 1) : TSR_STR("end"), err));
+        TSR_TRY(add_key(s, is_added, i, until(name, at), next <= name.size ? tsr_str_after(name, next - 1) : TSR_STR("end"),
+                        err));
         at = next;
     }
     return TSR_OK;
@@ -124,7 +121,7 @@ static tsr_str explain_component(search *s, tsr_str a, tsr_str b, tsr_error *err
     size_t a_next = next_component(a, at), b_next = next_component(b, at);
     tail = a_next <= a.size ? a.size - a_next : 0;
     bool equal_tails = (a_next <= a.size) == (b_next <= b.size) &&
-                       (a_next > a.size || (b.size - b_next == tail && tsr_str_ends(b, from(a, a_next))));
+                       (a_next > a.size || (b.size - b_next == tail && tsr_str_ends(b, tsr_str_after(a, a_next))));
     if (!equal_tails) return (tsr_str){NULL, 0};
     tsr_str was = {a.data + at, a_next - 1 - at}, is = {b.data + at, b_next - 1 - at};
     return tsr_arena_format(s->arena, err, "one component differs ('%.*s' and '%.*s'), with the same dtype and shape",

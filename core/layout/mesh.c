@@ -154,11 +154,6 @@ static bool is_space(char c)
 {
     return c == ' ' || c == '\t';
 }
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* A text, and the current position in it. */
 typedef struct reader {
     tsr_str text;
@@ -195,7 +190,7 @@ static tsr_status read_number(reader *r, uint64_t most, uint64_t *out)
     skip_spaces(r);
     size_t begin = r->at;
     uint64_t value = 0;
-    for (; r->at < r->text.size && is_digit(r->text.data[r->at]); r->at++) {
+    for (; r->at < r->text.size && tsr_is_digit(r->text.data[r->at]); r->at++) {
         value = value * 10 + (uint64_t)(r->text.data[r->at] - '0'); /* `most` is far below 2^64 */
         TSR_FAIL_AT(value > most, r->err, TSR_E_USAGE, begin, "the number at byte %zu of '%.*s' is greater than %llu", begin,
                     TSR_STR_ARG(r->text), (unsigned long long)most);

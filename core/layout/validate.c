@@ -235,7 +235,7 @@ bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out)
 {
     const size_t n = contract->prefix.size;
     if (!tsr_str_starts(fqn, contract->prefix)) return false;
-    *out = (tsr_str){fqn.data + n, fqn.size - n};
+    *out = tsr_str_after(fqn, n);
     return !is_left_out(contract, fqn) && !is_left_out(contract, *out);
 }
 
@@ -400,7 +400,7 @@ static tsr_status count_prefixes(const tsr_catalog *names, const tsr_map *known,
             if (name.data[at] != '.') continue;
             components++;
             uint32_t *count;
-            if (tsr_map_get(known, (tsr_str){name.data + at + 1, name.size - at - 1}, UINT32_MAX) == UINT32_MAX) continue;
+            if (tsr_map_get(known, tsr_str_after(name, at + 1), UINT32_MAX) == UINT32_MAX) continue;
             TSR_TRY(tsr_map_put(counts, (tsr_str){name.data, at + 1}, 0, &count, NULL, err));
             ++*count;
         }

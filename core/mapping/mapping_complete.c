@@ -38,7 +38,7 @@ typedef struct counter {
 static bool is_index(tsr_str text)
 {
     for (size_t i = 0; i < text.size; i++)
-        if (text.data[i] < '0' || text.data[i] > '9') return false;
+        if (!tsr_is_digit(text.data[i])) return false;
     return text.size > 0;
 }
 
@@ -98,7 +98,7 @@ static tsr_status add_member(counter *c, tsr_str name, size_t at, size_t end, bo
     ((group *)c->groups.items)[number].members += fresh;
     if (!experts) return TSR_OK;
     if (fresh) TSR_TRY(add_piece(c, &c->members, number, member));
-    return add_ending(c, number, (tsr_str){name.data + end, name.size - end});
+    return add_ending(c, number, tsr_str_after(name, end));
 }
 
 enum { EXPERTS, LAYERS, NEITHER };
@@ -560,7 +560,7 @@ static tsr_str index_of(tsr_str path, size_t *begin)
 {
     *begin = path.size;
     while (*begin && path.data[*begin - 1] != '.') --*begin;
-    return (tsr_str){path.data + *begin, path.size - *begin};
+    return tsr_str_after(path, *begin);
 }
 
 /* Whether the rule states "layers" and {layer+N}: then every layer from N on has what it takes, even if none has it. */

@@ -117,7 +117,7 @@ static tsr_status read_number(const parser *p, const cJSON *item, tsr_map_number
     TSR_TRY(copy_text(p, item, &out->config));
     TSR_FAIL_IF(out->config.size < 2 || out->config.data[0] != '$', p->err, TSR_E_FORMAT,
                 "%s: '%s' is not a number; a number of config.json is written \"$name\"", p->where, item->valuestring);
-    out->config = (tsr_str){out->config.data + 1, out->config.size - 1};
+    out->config = tsr_str_after(out->config, 1);
     return TSR_OK;
 }
 

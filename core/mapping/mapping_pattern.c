@@ -34,7 +34,7 @@ static tsr_str next_component(tsr_str *text)
     }
     const tsr_str component = {text->data, end};
     const size_t skip = end < text->size ? end + 1 : end;
-    *text = (tsr_str){text->data + skip, text->size - skip};
+    *text = tsr_str_after(*text, skip);
     return component;
 }
 
@@ -59,7 +59,7 @@ bool tsr_index_parse(tsr_str text, uint64_t *out)
     *out = 0;
     bool digits = text.size && (text.size == 1 || text.data[0] != '0');
     for (size_t i = 0; i < text.size && digits; i++) {
-        digits = text.data[i] >= '0' && text.data[i] <= '9' && *out <= LAST;
+        digits = tsr_is_digit(text.data[i]) && *out <= LAST;
         *out = *out * 10 + (uint64_t)(text.data[i] - '0');
     }
     return digits;
@@ -77,7 +77,7 @@ static tsr_status cut_plus(tsr_str *name, tsr_arena *arena, tsr_map_number *plus
         *fits = tsr_index_parse(text, &plus->value);
         return TSR_OK;
     }
-    plus->config = tsr_arena_str(arena, (tsr_str){text.data + 1, text.size - 1}, err);
+    plus->config = tsr_arena_str(arena, tsr_str_after(text, 1), err);
     return plus->config.data ? TSR_OK : TSR_E_NOMEM;
 }
 

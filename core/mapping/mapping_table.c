@@ -85,7 +85,7 @@ static void put_name(table_text *t, tsr_str name)
     while (name.size) {
         const size_t step = tsr_str_step(name, escape, &shown);
         put(t, shown);
-        name = (tsr_str){name.data + step, name.size - step};
+        name = tsr_str_after(name, step);
     }
 }
 

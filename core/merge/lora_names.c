@@ -100,7 +100,7 @@ static void leave_out_prefix(tsr_str *name)
     const tsr_str prefix = TSR_STR(TSR_LORA_PREFIX);
     for (size_t at = 0; at + prefix.size <= name->size; at++) {
         if (memcmp(name->data + at, prefix.data, prefix.size) != 0 || (at && name->data[at - 1] != '.')) continue;
-        *name = (tsr_str){name->data + at + prefix.size, name->size - at - prefix.size};
+        *name = tsr_str_after(*name, at + prefix.size);
         return;
     }
 }
@@ -110,7 +110,7 @@ tsr_status tsr_lora_base_name(const tsr_lora_names *names, tsr_str name, tsr_str
     static const char saved[] = ".modules_to_save", wrappers[] = PEFT_WRAPPERS "modules_to_save\0";
     tsr_arena *arena = names->m->own->arena;
     const tsr_str adapter = names->adapter.size ? names->adapter : TSR_STR("default");
-    *out = (tsr_str){name.data + names->part, name.size - names->part};
+    *out = tsr_str_after(name, names->part);
     leave_out_prefix(out);
     /* The name of the adapter is left in the biases of nested modules, such as CLASSIFIER.modules_to_save.default.dense.bias. */
     const size_t at = find(*out, tsr_str_from(saved));

@@ -57,8 +57,7 @@ const tsr_dtype_info *tsr_dtype_describe(tsr_dtype dtype)
 
 tsr_dtype tsr_dtype_from_name(tsr_str name)
 {
-    tsr_str prefix = TSR_STR("torch.");
-    if (tsr_str_starts(name, prefix)) name = (tsr_str){name.data + prefix.size, name.size - prefix.size};
+    tsr_str_skip(&name, TSR_STR("torch."));
     for (tsr_dtype d = TSR_DTYPE_NONE + 1; d < TSR_DTYPE_COUNT; d++)
         if (is_name(name, table[d].name)) return d;
     return TSR_DTYPE_NONE;
@@ -149,7 +148,7 @@ tsr_status tsr_torch_version_parse(tsr_str text, tsr_torch_version *out, tsr_err
     uint32_t minor = 0;
     size_t at = 2;
     const bool numbered = text.size > 2 && text.data[0] == '2' && text.data[1] == '.';
-    while (numbered && at < text.size && at < 5 && text.data[at] >= '0' && text.data[at] <= '9')
+    while (numbered && at < text.size && at < 5 && tsr_is_digit(text.data[at]))
         minor = 10 * minor + (uint32_t)(text.data[at++] - '0');
     const bool ends = numbered && at > 2 && (at == text.size || text.data[at] == '.' || text.data[at] == '+');
     if (!ends || minor < TSR_TORCH_OLDEST || minor > TSR_TORCH_NEWEST)

@@ -224,7 +224,7 @@ static tsr_str spelled(const tsr_path_item *item, tsr_arena *arena, tsr_error *e
 static bool take_front(tsr_str *name, tsr_str item)
 {
     if (name->size <= item.size || !tsr_str_starts(*name, item) || name->data[item.size] != '.') return false;
-    *name = (tsr_str){name->data + item.size + 1, name->size - item.size - 1};
+    *name = tsr_str_after(*name, item.size + 1);
     return true;
 }
 

@@ -95,10 +95,10 @@ static bool is_group_option(tsr_str rest, uint32_t *number, tsr_str *option)
 {
     size_t at = 0;
     *number = 0;
-    while (at < rest.size && at < 9 && rest.data[at] >= '0' && rest.data[at] <= '9')
+    while (at < rest.size && at < 9 && tsr_is_digit(rest.data[at]))
         *number = 10 * *number + (uint32_t)(rest.data[at++] - '0');
     if (at == 0 || at == rest.size || rest.data[at] != '.') return false;
-    *option = (tsr_str){rest.data + at + 1, rest.size - at - 1};
+    *option = tsr_str_after(rest, at + 1);
     return true;
 }
 
@@ -114,7 +114,7 @@ static tsr_status read_settings(search *s, const tsr_catalog *catalog)
         if (!new) return TSR_E_NOMEM;
         const size_t end = at + PARAM_GROUPS.size;
         *new = (setting){.entry = entry};
-        if (end < entry->fqn.size) new->rest = (tsr_str){entry->fqn.data + end + 1, entry->fqn.size - end - 1};
+        if (end < entry->fqn.size) new->rest = tsr_str_after(entry->fqn, end + 1);
         TSR_TRY(optimizer_named(s, (tsr_str){entry->fqn.data, at ? at - 1 : 0}, &new->optimizer));
         found *of = (found *)s->optimizers.items + new->optimizer;
         of->nested = of->nested || new->rest.size == 0 ||
@@ -347,8 +347,7 @@ static tsr_status place_state(search *s, uint32_t number, size_t key_end, const 
     tsr_stored_optimizer_param *param = (tsr_stored_optimizer_param *)s->params.items + number;
     const tsr_value *dict = entry->value;
     if (is_text_key(entry, key_end - param->key.size - 1, param->key)) param->is_text = true;
-    if (key_end < entry->fqn.size)
-        return add_state(s, number, (tsr_str){entry->fqn.data + key_end + 1, entry->fqn.size - key_end - 1}, entry);
+    if (key_end < entry->fqn.size) return add_state(s, number, tsr_str_after(entry->fqn, key_end + 1), entry);
     if (!dict || dict->kind != TSR_VALUE_DICT) return TSR_OK;
     for (size_t i = 0; i < dict->count; i += 2) /* a state without tensors, as PyTorch 2.3 writes it */
         if (dict->items[i]->kind == TSR_VALUE_STR) TSR_TRY(add_state(s, number, dict->items[i]->text, entry));
@@ -542,8 +541,7 @@ static bool names_optimizer(tsr_str component)
     static const char *const names[] = {
         "optim",           "optimizer",        "optimizers",       "optim_state",         "optim_states",
         "optimizer_state", "optimizer_states", "optim_state_dict", "optimizer_state_dict"};
-    while (component.size && component.data[component.size - 1] >= '0' && component.data[component.size - 1] <= '9')
-        component.size--;
+    while (component.size && tsr_is_digit(component.data[component.size - 1])) component.size--;
     if (component.size && component.data[component.size - 1] == '_') component.size--;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (tsr_str_equal(component, tsr_str_from(names[i]))) return true;

@@ -238,7 +238,7 @@ static tsr_status add_pair(nesting *n, const tsr_value *key, const tsr_value *va
         if (!name) return TSR_E_NOMEM;
         *name = fqn;
     }
-    return tsr_tree_put((tsr_tree *)n->params.items + index, (tsr_str){rest.data + at, rest.size - at}, value, err);
+    return tsr_tree_put((tsr_tree *)n->params.items + index, tsr_str_after(rest, at), value, err);
 }
 
 static tsr_status build(nesting *n, const tsr_value *flat, const tsr_value **out, tsr_error *err)

@@ -93,7 +93,7 @@ tsr_status tsr_flat_clean_name(tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_
         size_t skip = 0;
         for (size_t i = 0; i < 2; i++) {
             tsr_str prefix = tsr_str_from(gone[i]);
-            if (tsr_str_starts((tsr_str){raw.data + at, raw.size - at}, prefix)) skip = prefix.size;
+            if (tsr_str_starts(tsr_str_after(raw, at), prefix)) skip = prefix.size;
         }
         if (!skip) clean[size++] = raw.data[at++];
         at += skip;

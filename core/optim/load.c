@@ -28,9 +28,7 @@ enum { MOST_DIGITS = 9, MOST_NAMES = 6 };
 
 static bool skip_prefix(tsr_str *text, tsr_str prefix)
 {
-    if (text->size <= prefix.size || memcmp(text->data, prefix.data, prefix.size) != 0) return false;
-    *text = (tsr_str){text->data + prefix.size, text->size - prefix.size};
-    return true;
+    return text->size > prefix.size && tsr_str_skip(text, prefix);
 }
 
 /* Skips "key." in "key.rest". */
@@ -65,7 +63,7 @@ static bool read_position(tsr_str digits, int64_t *position)
     *position = 0;
     if (digits.size == 0 || digits.size > MOST_DIGITS) return false;
     for (size_t i = 0; i < digits.size; i++) {
-        if (digits.data[i] < '0' || digits.data[i] > '9') return false;
+        if (!tsr_is_digit(digits.data[i])) return false;
         *position = *position * 10 + (digits.data[i] - '0');
     }
     return true;
@@ -86,7 +84,7 @@ static uint32_t split(tsr_str rest, const tsr_map *parameters, tsr_path_item *it
         const size_t end = parameter_end(below, parameters);
         items[0] = key_item(TSR_STR("state"));
         items[1] = key_item(end ? (tsr_str){below.data, end} : below);
-        if (end) items[2] = key_item((tsr_str){below.data + end + 1, below.size - end - 1});
+        if (end) items[2] = key_item(tsr_str_after(below, end + 1));
         return end ? 3 : 2;
     }
     if (!skip_key(&below, TSR_STR("param_groups"))) return 1;
@@ -94,7 +92,7 @@ static uint32_t split(tsr_str rest, const tsr_map *parameters, tsr_path_item *it
     if (digits.size + 1 >= below.size || !read_position(digits, &position)) return 1;
     items[0] = key_item(TSR_STR("param_groups"));
     items[1] = (tsr_path_item){.kind = TSR_PATH_INDEX, .integer = position};
-    items[2] = key_item((tsr_str){below.data + digits.size + 1, below.size - digits.size - 1});
+    items[2] = key_item(tsr_str_after(below, digits.size + 1));
     return 3;
 }
 

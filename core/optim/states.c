@@ -65,7 +65,7 @@ static part part_of_flat(tsr_str owner, tsr_str key)
     if (dot <= head.size + 1) return p;
     p.role = head.size == state.size ? ROLE_STATE : ROLE_MEMBER;
     p.parameter = (tsr_str){key.data + head.size, dot - 1 - head.size};
-    p.name = (tsr_str){key.data + dot, key.size - dot};
+    p.name = tsr_str_after(key, dot);
     return p;
 }
 

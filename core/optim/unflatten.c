@@ -239,7 +239,7 @@ static bool split_key(const unflattening *u, tsr_str text, bool option, tsr_str 
         tries--;
         *fqn = (tsr_str){text.data, at};
         if (!is_fqn(u, *fqn, option)) continue;
-        *rest = (tsr_str){text.data + at + 1, text.size - at - 1};
+        *rest = tsr_str_after(text, at + 1);
         return true;
     }
     return false;

@@ -192,7 +192,7 @@ static bool take_step(tsr_str *at, tsr_str step)
     if (!tsr_str_starts(*at, step) || at->size == step.size + 1) return false;
     if (at->size > step.size && at->data[step.size] != '.') return false;
     const size_t used = step.size + (at->size > step.size ? 1 : 0);
-    *at = (tsr_str){at->data + used, at->size - used};
+    *at = tsr_str_after(*at, used);
     return true;
 }
 

@@ -34,7 +34,7 @@ static bool layer_of(const tsr_target_stage *stage, tsr_str fqn, uint64_t *layer
         tsr_str rest = {fqn.data + at, fqn.size - at};
         if ((at && fqn.data[at - 1] != '.') || !tsr_str_starts(rest, stage->head)) continue;
         size_t end = stage->head.size;
-        for (*layer = 0; end < rest.size && rest.data[end] >= '0' && rest.data[end] <= '9' && *layer <= UINT32_MAX; end++)
+        for (*layer = 0; end < rest.size && tsr_is_digit(rest.data[end]) && *layer <= UINT32_MAX; end++)
             *layer = *layer * 10 + (uint64_t)(rest.data[end] - '0');
         const tsr_str after = {rest.data + end, rest.size - end};
         if (end > stage->head.size && tsr_str_starts(after, stage->tail)) return true;

@@ -7,21 +7,10 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* ---- families ---- */
-
-/* Parses a component that is a decimal number, as in the names of lists and layers. */
-static bool read_number(tsr_str component, uint64_t *out)
-{
-    *out = 0;
-    if (!component.size || component.size > 9 || (component.size > 1 && component.data[0] == '0')) return false;
-    for (size_t i = 0; i < component.size; i++) {
-        if (component.data[i] < '0' || component.data[i] > '9') return false;
-        *out = *out * 10 + (uint64_t)(component.data[i] - '0');
-    }
-    return true;
-}
 
 /* Makes the key of a name, in which its first numbers are replaced by a mark. */
 static tsr_status make_key(tsr_str name, tsr_arena *arena, tsr_pattern_member *member, tsr_name_family *like, tsr_error *err)
@@ -35,7 +24,7 @@ static tsr_status make_key(tsr_str name, tsr_arena *arena, tsr_pattern_member *m
         const tsr_str component = {name.data + at, end - at};
         uint64_t number;
         if (at) key[used++] = '.';
-        if (like->numbers < TSR_MOST_NUMBERS && read_number(component, &number)) {
+        if (like->numbers < TSR_MOST_NUMBERS && tsr_component_number(component, &number)) {
             member->numbers[like->numbers++] = number;
             key[used++] = TSR_NUMBER_MARK;
         } else if (component.size) {

@@ -299,7 +299,7 @@ static tsr_status remote_marked(tsr_str bytes, tsr_arena *arena, tsr_str out[TSR
     for (size_t i = 0; i < bytes.size; i++) {
         const char c = bytes.data[i];
         if ((unsigned char)c < ' ' || c == '/') return TSR_OK;
-        is_number = is_number && c >= '0' && c <= '9';
+        is_number = is_number && tsr_is_digit(c);
     }
     if (bytes.size == 0 || tsr_str_equal(bytes, TSR_STR(".")) || tsr_str_equal(bytes, TSR_STR(".."))) return TSR_OK;
     if (tsr_str_equal(bytes, TSR_STR("release"))) return add(&n, bytes, of_iteration);
@@ -624,23 +624,11 @@ static tsr_status split(remote_store *store, const char *address, tsr_str *name,
     return store->root.data && store->query.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* Decodes "model%20one.pt" to "model one.pt". */
 static tsr_str unescape(tsr_arena *arena, tsr_str text, tsr_error *err)
 {
     char *out = tsr_arena_array(arena, text.size + 1, 1, err);
-    size_t n = 0;
-    for (size_t i = 0; out && i < text.size; i++) {
-        const int high = text.data[i] == '%' && i + 2 < text.size ? hex_digit(text.data[i + 1]) : -1;
-        const int low = high >= 0 ? hex_digit(text.data[i + 2]) : -1;
-        out[n++] = low >= 0 ? (char)(high * 16 + low) : text.data[i];
-        if (low >= 0) i += 2;
-    }
-    return (tsr_str){out, n};
+    return (tsr_str){out, out ? tsr_uri_decode(text, false, out) : 0};
 }
 
 /* Requests the names of a list that ends with NULL, all at the same time. */

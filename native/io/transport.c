@@ -554,7 +554,7 @@ static uint64_t number_of(const char *text, size_t size)
 {
     uint64_t number = 0;
     for (size_t i = 0; i < size; i++) {
-        if (text[i] < '0' || text[i] > '9' || number > (UINT64_MAX - 9) / 10) return UINT64_MAX;
+        if (!tsr_is_digit(text[i]) || number > (UINT64_MAX - 9) / 10) return UINT64_MAX;
         number = number * 10 + (uint64_t)(text[i] - '0');
     }
     return size ? number : UINT64_MAX;
@@ -636,11 +636,9 @@ static void take_google_checksums(tsr_http_answer *answer, tsr_str value)
         tsr_str one = {value.data, comma ? (size_t)(comma - value.data) : value.size};
         value.size -= one.size + (comma != NULL);
         value.data += one.size + (comma != NULL);
-        while (one.size && *one.data == ' ') one = (tsr_str){one.data + 1, one.size - 1};
-        if (tsr_str_starts(one, TSR_STR("crc32c=")))
-            take_checksum(answer, TSR_CHECKSUM_CRC32C, (tsr_str){one.data + 7, one.size - 7});
-        if (tsr_str_starts(one, TSR_STR("md5=")))
-            take_checksum(answer, TSR_CHECKSUM_MD5, (tsr_str){one.data + 4, one.size - 4});
+        while (one.size && *one.data == ' ') one = tsr_str_after(one, 1);
+        if (tsr_str_starts(one, TSR_STR("crc32c="))) take_checksum(answer, TSR_CHECKSUM_CRC32C, tsr_str_after(one, 7));
+        if (tsr_str_starts(one, TSR_STR("md5="))) take_checksum(answer, TSR_CHECKSUM_MD5, tsr_str_after(one, 4));
     }
 }
 

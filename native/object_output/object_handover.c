@@ -129,7 +129,7 @@ static bool take_head(tsr_str *note, tsr_str *records, uint64_t *count)
     uint64_t size;
     if (!tsr_note_take_number(note, 8, &size) || size > note->size) return false;
     *records = (tsr_str){note->data, (size_t)size};
-    *note = (tsr_str){note->data + size, note->size - (size_t)size};
+    *note = tsr_str_after(*note, (size_t)size);
     return tsr_note_take_number(note, 4, count);
 }
 

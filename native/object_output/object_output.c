@@ -74,8 +74,7 @@ static bool counts(const object_output *output, const tsr_object *object)
     const size_t head = output->root.size + (output->root.size != 0);
     tsr_str note;
     bool is_part;
-    if (only.size && !tsr_str_equal(object->key, output->root))
-        return tsr_str_equal((tsr_str){object->key.data + head, object->key.size - head}, only);
+    if (only.size && !tsr_str_equal(object->key, output->root)) return tsr_str_equal(tsr_str_after(object->key, head), only);
     return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) &&
            !tsr_object_is_note(output, object->key, &note) && !tsr_is_foreign_note(output, object->key, &is_part);
 }
@@ -110,8 +109,7 @@ static tsr_status look(object_output *output, tsr_object_list *found, tsr_error 
                          tsr_shown_key_of(service, output->root).text);
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
-                     tsr_shown_key_of(service, output->root).text,
-                     TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
+                     tsr_shown_key_of(service, output->root).text, TSR_STR_ARG((tsr_str_after(first->key, prefix.size))));
 }
 
 /* Whether an object has been written since the output was opened. False for an object that no longer exists. */
@@ -374,7 +372,7 @@ static bool writes_key(const object_output *output, tsr_str key)
 {
     const size_t head = output->root.size + (output->root.size && output->options.is_folder);
     if (!output->options.is_folder) return tsr_str_equal(key, output->root);
-    return tsr_map_get(output->file_of, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
+    return tsr_map_get(output->file_of, tsr_str_after(key, head), UINT32_MAX) != UINT32_MAX;
 }
 
 /* Whether the key was left to another process of this run. */
@@ -639,7 +637,7 @@ static tsr_status give_up_all(object_output *output, const tsr_object_list *foun
     const size_t head = output->root.size + (output->root.size != 0);
     for (size_t i = 0; i < found->items.count; i++) {
         const tsr_upload upload = {.key = unfinished[i].key, .id = unfinished[i].version.data};
-        if (is_ours((tsr_str){upload.key.data + head, upload.key.size - head}))
+        if (is_ours(tsr_str_after(upload.key, head)))
             TSR_TRY(output->service->uploading->abort(output->service, &upload, err));
     }
     return TSR_OK;

@@ -165,7 +165,7 @@ static inline bool tsr_note_take_number(tsr_str *in, unsigned bytes, uint64_t *n
     *number = 0;
     if (in->size < bytes) return false;
     *number = tsr_load_le(in->data, bytes);
-    *in = (tsr_str){in->data + bytes, in->size - bytes};
+    *in = tsr_str_after(*in, bytes);
     return true;
 }
 
@@ -174,7 +174,7 @@ static inline bool tsr_note_take_text(tsr_str *in, tsr_str *text)
     uint64_t size;
     if (!tsr_note_take_number(in, 4, &size) || size > in->size) return false;
     *text = (tsr_str){in->data, (size_t)size};
-    *in = (tsr_str){in->data + size, in->size - (size_t)size};
+    *in = tsr_str_after(*in, (size_t)size);
     return true;
 }
 

@@ -35,7 +35,7 @@ bool tsr_resume_knows(const object_output *output, tsr_str key)
     const size_t head = output->root.size + (output->root.size && output->options.is_folder);
     const bool may_be_ours = output->options.resume || output->options.takes_over || output->has_notes;
     if (!may_be_ours || !output->resumable || output->options.overwrite || key.size < head) return false;
-    return tsr_map_get(output->resumable, (tsr_str){key.data + head, key.size - head}, UINT32_MAX) != UINT32_MAX;
+    return tsr_map_get(output->resumable, tsr_str_after(key, head), UINT32_MAX) != UINT32_MAX;
 }
 
 static tsr_status refuse_other(const object_output *output, tsr_str key, tsr_error *err)

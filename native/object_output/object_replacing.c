@@ -30,7 +30,7 @@ bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name)
     const size_t head = output->root.size + (output->root.size != 0);
     const tsr_str notes = output->options.notes;
     if (!notes.size || key.size <= head + notes.size || memcmp(key.data + head, notes.data, notes.size) != 0) return false;
-    *name = (tsr_str){key.data + head + notes.size, key.size - head - notes.size};
+    *name = tsr_str_after(key, head + notes.size);
     return true;
 }
 
@@ -51,7 +51,7 @@ tsr_status tsr_object_output_put_note(tsr_output *base, tsr_str name, tsr_str te
 static tsr_status check_sum(tsr_service *service, const tsr_object *object, tsr_str note, tsr_str *text, tsr_error *err)
 {
     char sum[TSR_SUM_DIGITS + 1];
-    *text = note.size > TSR_SUM_DIGITS ? (tsr_str){note.data + TSR_SUM_DIGITS, note.size - TSR_SUM_DIGITS} : TSR_STR("");
+    *text = note.size > TSR_SUM_DIGITS ? tsr_str_after(note, TSR_SUM_DIGITS) : TSR_STR("");
     tsr_upload_sum(text->data, text->size, sum);
     TSR_FAIL_IF(!text->size || memcmp(sum, note.data, TSR_SUM_DIGITS) != 0, err, TSR_E_FORMAT,
                 "%s: the note of a share is damaged; run the share again", tsr_shown_key_of(service, object->key).text);
@@ -174,7 +174,7 @@ static bool name_of(const object_output *output, tsr_str key, tsr_str *name)
     if (!output->options.is_folder || key.size <= begin || memcmp(key.data + head, mark, sizeof mark - 1) != 0) return false;
     while (end < key.size && isalnum((unsigned char)key.data[end])) end++;
     if (end == begin || end == key.size || key.data[end] != '-') return false;
-    *name = (tsr_str){key.data + end + 1, key.size - end - 1};
+    *name = tsr_str_after(key, end + 1);
     return is_of_part(*name) || note_is_of_job(*name);
 }
 

@@ -6,6 +6,7 @@
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/upload.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 16 << 20, MOST_SUMMED = 4 << 20 };
@@ -105,7 +106,7 @@ static tsr_status find_signature(azure *service, tsr_error *err)
             tsr_setting(keys[i]), err, TSR_E_UNSUPPORTED,
             "%s is set, but account keys are not supported; set AZURE_STORAGE_SAS_TOKEN to a shared access signature",
             keys[i]);
-    if (signature.size && signature.data[0] == '?') signature = (tsr_str){signature.data + 1, signature.size - 1};
+    if (signature.size && signature.data[0] == '?') signature = tsr_str_after(signature, 1);
     service->signature = tsr_arena_str(service->base.arena, signature, err).data;
     service->base.credentials_hint = signature.size ? "; the shared access signature does not allow this, or has expired"
                                                     : "; no credentials were found: set AZURE_STORAGE_SAS_TOKEN";
@@ -160,11 +161,6 @@ static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, con
     return TSR_OK;
 }
 
-static unsigned hex_digit(char digit)
-{
-    return (unsigned)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
-}
-
 /* The name of a block: Base64 of the part's number and of 160 bits of its SHA-256. All block names of an object must have
  * the same length. Another run that writes the same object uses other names, unless the bytes are the same. */
 static void block_id(unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *out)
@@ -173,7 +169,7 @@ static void block_id(unsigned number, const tsr_upload_bytes *bytes, tsr_part_ta
     for (size_t i = 0; i < NUMBER_BYTES; i++) name[i] = (unsigned char)(number >> (24 - 8 * i));
     for (size_t i = NUMBER_BYTES; i < BLOCK_NAME; i++) {
         const char *two = bytes->sum + 2 * (i - NUMBER_BYTES);
-        name[i] = (unsigned char)(hex_digit(two[0]) << 4 | hex_digit(two[1]));
+        name[i] = (unsigned char)(tsr_hex_digit(two[0]) << 4 | tsr_hex_digit(two[1]));
     }
     tsr_base64(name, sizeof name, out->text);
 }

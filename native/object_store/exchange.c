@@ -43,8 +43,7 @@ static bool find_word(const char *text, const char *begin, const char *ends, cha
     if (!size || size >= room) return false;
     for (size_t i = 0; i < size; i++) {
         const char c = at[i];
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
-              c == '_'))
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || tsr_is_digit(c) || c == '.' || c == '-' || c == '_'))
             return false;
     }
     memcpy(out, at, size);

@@ -23,23 +23,13 @@ bool tsr_is_object_url(const char *path)
     return false;
 }
 
-/* Returns what precedes the next slash; *rest is what follows it. */
-static tsr_str component(tsr_str *rest)
-{
-    const char *slash = rest->size ? memchr(rest->data, '/', rest->size) : NULL;
-    const tsr_str first = {rest->data, slash ? (size_t)(slash - rest->data) : rest->size};
-    const size_t used = first.size + (slash != NULL);
-    *rest = (tsr_str){rest->data + used, rest->size - used};
-    return first;
-}
-
 /* Names of buckets, accounts and repositories become part of a host or a path, so other characters are not allowed. */
 static bool is_name(tsr_str text)
 {
     for (size_t i = 0; i < text.size; i++) {
         const char c = text.data[i];
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.' ||
-              c == '_' || c == '$'))
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || tsr_is_digit(c) || c == '-' || c == '.' || c == '_' ||
+              c == '$'))
             return false;
     }
     return text.size > 0 && text.data[0] != '.';
@@ -49,10 +39,10 @@ static bool is_name(tsr_str text)
 static tsr_str take_revision(tsr_str *rest)
 {
     const tsr_str whole = *rest;
-    tsr_str first = component(rest);
+    tsr_str first = tsr_str_take(rest, '/');
     if (!tsr_str_equal(first, TSR_STR("refs"))) return first;
-    component(rest);
-    const tsr_str number = component(rest);
+    tsr_str_take(rest, '/');
+    const tsr_str number = tsr_str_take(rest, '/');
     return (tsr_str){whole.data, (size_t)(number.data + number.size - whole.data)};
 }
 
@@ -60,15 +50,15 @@ static bool parse_hf(tsr_str rest, tsr_location *out)
 {
     const char *begin = rest.data;
     const tsr_str before = rest;
-    if (tsr_str_equal(component(&rest), TSR_STR("datasets"))) {
+    if (tsr_str_equal(tsr_str_take(&rest, '/'), TSR_STR("datasets"))) {
         out->is_dataset = true;
         begin = rest.data;
     } else {
         rest = before;
     }
-    const tsr_str owner = component(&rest);
+    const tsr_str owner = tsr_str_take(&rest, '/');
     const size_t at = (size_t)(rest.data - before.data);
-    tsr_str repository = component(&rest);
+    tsr_str repository = tsr_str_take(&rest, '/');
     const char *mark = repository.size ? memchr(repository.data, '@', repository.size) : NULL;
     if (mark) {
         const size_t from = (size_t)(mark + 1 - before.data);
@@ -99,8 +89,8 @@ tsr_status tsr_location_parse(const char *url, tsr_location *out, tsr_error *err
                     "'%s' is a Space; only models and datasets are read", shown);
         good = parse_hf(rest, out);
     } else {
-        if (out->kind == TSR_AT_AZURE) out->account = component(&rest);
-        out->bucket = component(&rest);
+        if (out->kind == TSR_AT_AZURE) out->account = tsr_str_take(&rest, '/');
+        out->bucket = tsr_str_take(&rest, '/');
         out->key = rest;
         good = is_name(out->bucket) && (out->kind != TSR_AT_AZURE || is_name(out->account));
     }

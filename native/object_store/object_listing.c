@@ -8,6 +8,7 @@
 #include "io/transport.h"
 #include "object_store/service.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* ---- lists of objects ---- */
@@ -65,7 +66,7 @@ int64_t tsr_listed_time(tsr_str text)
 
 tsr_str tsr_version_text(tsr_str etag)
 {
-    if (tsr_str_starts(etag, TSR_STR("W/"))) etag = (tsr_str){etag.data + 2, etag.size - 2};
+    if (tsr_str_starts(etag, TSR_STR("W/"))) etag = tsr_str_after(etag, 2);
     if (etag.size >= 2 && etag.data[0] == '"' && etag.data[etag.size - 1] == '"')
         etag = (tsr_str){etag.data + 1, etag.size - 2};
     return etag;
@@ -152,7 +153,7 @@ static void take_size(reading *r, tsr_str text)
 {
     uint64_t size = 0;
     for (size_t i = 0; i < text.size; i++) {
-        if (text.data[i] < '0' || text.data[i] > '9' || size > (UINT64_MAX >> 1) / 10) {
+        if (!tsr_is_digit(text.data[i]) || size > (UINT64_MAX >> 1) / 10) {
             stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing states '%.*s' as a size",
                               TSR_STR_ARG(text)));
             return;
@@ -163,23 +164,11 @@ static void take_size(reading *r, tsr_str text)
     r->has_size = text.size > 0;
 }
 
-static int digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* Decodes what S3 calls encoding-type=url: "%2B" is '+', and '+' is a space. */
 static tsr_str decode(tsr_arena *arena, tsr_str text, tsr_error *err)
 {
     char *out = tsr_arena_array(arena, text.size + 1, 1, err);
-    size_t n = 0;
-    for (size_t i = 0; out && i < text.size; i++) {
-        const int high = text.data[i] == '%' && i + 2 < text.size ? digit(text.data[i + 1]) : -1;
-        const int low = high >= 0 ? digit(text.data[i + 2]) : -1;
-        out[n++] = low >= 0 ? (char)(high * 16 + low) : text.data[i] == '+' ? ' ' : text.data[i];
-        if (low >= 0) i += 2;
-    }
-    return (tsr_str){out, n};
+    return (tsr_str){out, out ? tsr_uri_decode(text, true, out) : 0};
 }
 
 static void end_item(reading *r)

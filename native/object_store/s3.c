@@ -31,18 +31,9 @@ enum { MOST_BYTES = 1 << 20 };
 
 static tsr_str trim(tsr_str text)
 {
-    while (text.size && strchr(" \t\r", text.data[0])) text = (tsr_str){text.data + 1, text.size - 1};
+    while (text.size && strchr(" \t\r", text.data[0])) text = tsr_str_after(text, 1);
     while (text.size && strchr(" \t\r", text.data[text.size - 1])) text.size--;
     return text;
-}
-
-static tsr_str take_line(tsr_str *text)
-{
-    const char *end = memchr(text->data, '\n', text->size);
-    const tsr_str line = {text->data, end ? (size_t)(end - text->data) : text->size};
-    const size_t used = line.size + (end != NULL);
-    *text = (tsr_str){text->data + used, text->size - used};
-    return line;
 }
 
 /* The lines after "[name]" and before the next section. */
@@ -51,7 +42,7 @@ static tsr_str section(tsr_str text, const char *name)
     tsr_str found = {NULL, 0};
     while (text.size) {
         const char *at = text.data;
-        const tsr_str line = trim(take_line(&text));
+        const tsr_str line = trim(tsr_str_take(&text, '\n'));
         if (!line.size || line.data[0] != '[') continue;
         if (found.data) return (tsr_str){found.data, (size_t)(at - found.data)};
         if (line.data[line.size - 1] == ']' &&
@@ -65,7 +56,7 @@ static tsr_str section(tsr_str text, const char *name)
 static tsr_str get(tsr_str text, const char *setting)
 {
     while (text.size) {
-        const tsr_str line = take_line(&text);
+        const tsr_str line = tsr_str_take(&text, '\n');
         const char *equals = line.size ? memchr(line.data, '=', line.size) : NULL;
         if (!equals || strchr(" \t#;", line.data[0])) continue;
         const tsr_str name = trim((tsr_str){line.data, (size_t)(equals - line.data)});

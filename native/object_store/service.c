@@ -77,7 +77,7 @@ tsr_status tsr_service_stat_by_range(tsr_service *base, tsr_str key, tsr_object_
 
 static bool is_plain(char c)
 {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (c && strchr("-._~", c));
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || tsr_is_digit(c) || (c && strchr("-._~", c));
 }
 
 static size_t encode(tsr_str text, bool keeps_slashes, char *out)

@@ -174,7 +174,7 @@ bool tsr_journal_step_next(tsr_str *rest, tsr_journal_step *out)
     const size_t size = HEAD + (size_t)records + (size_t)sums;
     if (tsr_crc32(NULL, 0, bytes, size) != tsr_load_le(bytes + size, 4)) return false;
     *out = (tsr_journal_step){{rest->data + HEAD, (size_t)records}, bytes + HEAD + records, (uint32_t)(sums / SUM_BYTES)};
-    *rest = (tsr_str){rest->data + size + 4, rest->size - size - 4};
+    *rest = tsr_str_after(*rest, size + 4);
     return true;
 }
 

@@ -27,10 +27,10 @@ static bool is_own(const job_state *s, const tsr_leftover *l)
 static tsr_str line_without_equal(tsr_str lines, tsr_str others)
 {
     while (lines.size) {
-        const tsr_str line = tsr_text_line(&lines);
+        const tsr_str line = tsr_str_take(&lines, '\n');
         tsr_str rest = others;
         bool found = false;
-        while (rest.size && !found) found = tsr_str_equal(tsr_text_line(&rest), line);
+        while (rest.size && !found) found = tsr_str_equal(tsr_str_take(&rest, '\n'), line);
         if (!found) return line;
     }
     return (tsr_str){NULL, 0};
@@ -41,7 +41,7 @@ static tsr_str job_of(tsr_str text)
 {
     for (tsr_str rest = text; rest.size;) {
         const size_t before = text.size - rest.size;
-        if (tsr_str_starts(tsr_text_line(&rest), TSR_STR("generation "))) return (tsr_str){text.data, before};
+        if (tsr_str_starts(tsr_str_take(&rest, '\n'), TSR_STR("generation "))) return (tsr_str){text.data, before};
     }
     return text;
 }

@@ -98,7 +98,7 @@ static void split_text(tsr_leftover *l, tsr_str bytes)
     for (size_t i = 1; i < bytes.size; i++) {
         if (bytes.data[i - 1] != '\n' || bytes.data[i] != '\n') continue;
         l->text = (tsr_str){bytes.data, i};
-        l->records = (tsr_str){bytes.data + i + 1, bytes.size - i - 1};
+        l->records = tsr_str_after(bytes, i + 1);
         return;
     }
 }
@@ -220,7 +220,7 @@ bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation)
     tsr_str value;
     if (!tsr_str_starts(text, job)) return false;
     tsr_str rest = {text.data + job.size, text.size - job.size};
-    if (!tsr_text_has_key(tsr_text_line(&rest), TSR_STR("generation "), &value)) return false;
+    if (!tsr_text_has_key(tsr_str_take(&rest, '\n'), TSR_STR("generation "), &value)) return false;
     *generation = (uint32_t)strtoul(value.data, NULL, 10); /* a newline ends the number */
     return true;
 }
@@ -253,7 +253,7 @@ static tsr_status list_files(removal *r, tsr_str text, tsr_error *err)
 {
     tsr_str name;
     while (text.size) {
-        if (!tsr_text_has_key(tsr_text_line(&text), TSR_STR("file "), &name)) continue;
+        if (!tsr_text_has_key(tsr_str_take(&text, '\n'), TSR_STR("file "), &name)) continue;
         if (name.size >= PATH_MAX || !tsr_is_name_below(name, NAME_MAX)) continue;
         const tsr_str copy = tsr_arena_str(r->arena, name, err);
         tsr_str *item = copy.data ? tsr_vec_push(&r->files, err) : NULL;

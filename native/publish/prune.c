@@ -75,7 +75,7 @@ static const tsr_run_file *file_at(const pruning *p, size_t i)
 static tsr_str last_part(tsr_str path)
 {
     for (size_t at = path.size; at > 0; at--)
-        if (path.data[at - 1] == '/') return (tsr_str){path.data + at, path.size - at};
+        if (path.data[at - 1] == '/') return tsr_str_after(path, at);
     return path;
 }
 
@@ -156,10 +156,10 @@ static bool is_same(const tsr_run_file *a, const tsr_run_file *b)
 static bool take_number(tsr_str *line, uint64_t *out)
 {
     size_t at = 0;
-    for (*out = 0; at < line->size && line->data[at] >= '0' && line->data[at] <= '9' && at < 20; at++)
+    for (*out = 0; at < line->size && tsr_is_digit(line->data[at]) && at < 20; at++)
         *out = *out * 10 + (uint64_t)(line->data[at] - '0');
     if (!at || at == line->size || line->data[at] != ' ') return false;
-    *line = (tsr_str){line->data + at + 1, line->size - at - 1};
+    *line = tsr_str_after(*line, at + 1);
     return true;
 }
 
@@ -172,19 +172,11 @@ static bool take_text(tsr_str *rest, tsr_str *out)
     return true;
 }
 
-static bool take_word(tsr_str *rest, const char *word)
-{
-    const tsr_str text = tsr_str_from(word);
-    if (!tsr_str_starts(*rest, text)) return false;
-    *rest = (tsr_str){rest->data + text.size, rest->size - text.size};
-    return true;
-}
-
 static bool take_file(tsr_str *rest, tsr_run_file *out)
 {
     uint64_t seconds, nanoseconds;
     *out = (tsr_run_file){.kind = TSR_RUN_FILE};
-    if (!take_word(rest, "file ") || !take_number(rest, &out->size) || !take_number(rest, &seconds) ||
+    if (!tsr_str_skip(rest, TSR_STR("file ")) || !take_number(rest, &out->size) || !take_number(rest, &seconds) ||
         !take_number(rest, &nanoseconds) || !take_text(rest, &out->version) || !take_text(rest, &out->name))
         return false;
     out->seconds = (int64_t)seconds;
@@ -196,14 +188,14 @@ static bool take_file(tsr_str *rest, tsr_run_file *out)
 static tsr_status take_record(const pruning *p, tsr_str rest, tsr_vec *items, bool *is_whole)
 {
     *is_whole = false;
-    if (!take_word(&rest, TSR_PRUNE_RECORD_HEAD)) return TSR_OK;
-    while (take_word(&rest, "checkpoint ")) {
+    if (!tsr_str_skip(&rest, TSR_STR(TSR_PRUNE_RECORD_HEAD))) return TSR_OK;
+    while (tsr_str_skip(&rest, TSR_STR("checkpoint "))) {
         uint64_t markers, count, step = 0;
         recorded *own = tsr_vec_push(items, p->err);
         if (!own) return TSR_E_NOMEM;
         if (!take_number(&rest, &markers) || !take_number(&rest, &count) || markers > count || count > rest.size)
             return TSR_OK;
-        own->has_step = !take_word(&rest, "- ");
+        own->has_step = !tsr_str_skip(&rest, TSR_STR("- "));
         if ((own->has_step && !take_number(&rest, &step)) || !take_text(&rest, &own->path)) return TSR_OK;
         own->step = step;
         own->files = (file_list){tsr_arena_array(p->arena, (size_t)count + 1, sizeof(tsr_run_file *), p->err), (size_t)count,
@@ -541,7 +533,7 @@ static bool is_number_of(tsr_str text, const tsr_run_checkpoint *checkpoint)
     uint64_t number = 0;
     size_t at = 0;
     while (text.size && strchr(" \t\r\n", text.data[text.size - 1])) text.size--;
-    for (; at < text.size && at < 19 && text.data[at] >= '0' && text.data[at] <= '9'; at++)
+    for (; at < text.size && at < 19 && tsr_is_digit(text.data[at]); at++)
         number = number * 10 + (uint64_t)(text.data[at] - '0');
     return at && at == text.size && number == checkpoint->step;
 }

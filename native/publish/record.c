@@ -55,9 +55,9 @@ static bool parse_number(tsr_str *text, uint64_t *out)
 {
     size_t digits = 0;
     *out = 0;
-    for (; digits < text->size && text->data[digits] >= '0' && text->data[digits] <= '9'; digits++)
+    for (; digits < text->size && tsr_is_digit(text->data[digits]); digits++)
         *out = *out * 10 + (uint64_t)(text->data[digits] - '0');
-    *text = (tsr_str){text->data + digits, text->size - digits};
+    *text = tsr_str_after(*text, digits);
     return digits > 0 && digits <= 20;
 }
 
@@ -82,10 +82,8 @@ static bool parse_file(tsr_str line, tsr_recorded_file *out)
 
 static bool parse_head(tsr_str *text, tsr_record *out)
 {
-    const tsr_str magic = TSR_STR(MAGIC);
-    if (!tsr_str_starts(*text, magic)) return false;
-    *text = (tsr_str){text->data + magic.size, text->size - magic.size};
-    const tsr_str kind = tsr_text_line(text), beside = tsr_text_line(text), identity = tsr_text_line(text);
+    if (!tsr_str_skip(text, TSR_STR(MAGIC))) return false;
+    const tsr_str kind = tsr_str_take(text, '\n'), beside = tsr_str_take(text, '\n'), identity = tsr_str_take(text, '\n');
     size_t k = 0;
     while (k < KINDS && !tsr_text_has_key(kind, tsr_str_from(kinds[k]), &out->marker)) k++;
     out->kind = (tsr_switch)k;
@@ -104,7 +102,7 @@ bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out)
     out->files = files;
     if (!files) return false;
     while (text.size) {
-        const tsr_str line = tsr_text_line(&text);
+        const tsr_str line = tsr_str_take(&text, '\n');
         if (line.size == 0) return text.size == 0;
         if (!parse_file(line, &files[out->count++])) return false;
     }

@@ -166,7 +166,7 @@ static tsr_status remove_listed(const clearing *c, int folder, const char *token
     char copy[NAME_MAX + 1];
     tsr_str name;
     while (text.size) {
-        if (!tsr_text_has_key(tsr_text_line(&text), TSR_STR("file "), &name) || name.size > NAME_MAX) continue;
+        if (!tsr_text_has_key(tsr_str_take(&text, '\n'), TSR_STR("file "), &name) || name.size > NAME_MAX) continue;
         memcpy(copy, name.data, name.size);
         copy[name.size] = '\0';
         if (strchr(copy, '/') || !strstr(copy, token) || is_kept(c, name)) continue;

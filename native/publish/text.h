@@ -12,21 +12,11 @@ static inline tsr_status tsr_text_add(tsr_vec *text, tsr_str part, tsr_error *er
     return tsr_vec_append(text, part.data, part.size, err);
 }
 
-/* Takes the first line off a text. Returns it without its newline. */
-static inline tsr_str tsr_text_line(tsr_str *text)
-{
-    const char *end = text->size ? memchr(text->data, '\n', text->size) : NULL;
-    const tsr_str line = {text->data, end ? (size_t)(end - text->data) : text->size};
-    const size_t used = line.size + (end != NULL);
-    *text = (tsr_str){text->data + used, text->size - used};
-    return line;
-}
-
 /* Whether a line begins with a key. *value is the rest of the line. */
 static inline bool tsr_text_has_key(tsr_str line, tsr_str key, tsr_str *value)
 {
     if (!tsr_str_starts(line, key)) return false;
-    *value = (tsr_str){line.data + key.size, line.size - key.size};
+    *value = tsr_str_after(line, key.size);
     return true;
 }
 

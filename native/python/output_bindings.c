@@ -293,14 +293,7 @@ static bool take_token(tsr_str *name)
     if (name->size < DIGITS) return false;
     for (size_t i = 0; i < DIGITS; i++)
         if (!isxdigit((unsigned char)name->data[i]) || isupper((unsigned char)name->data[i])) return false;
-    *name = (tsr_str){name->data + DIGITS, name->size - DIGITS};
-    return true;
-}
-
-static bool take_text(tsr_str *name, tsr_str text)
-{
-    if (!tsr_str_starts(*name, text)) return false;
-    *name = (tsr_str){name->data + text.size, name->size - text.size};
+    *name = tsr_str_after(*name, DIGITS);
     return true;
 }
 
@@ -308,7 +301,7 @@ static bool take_number(tsr_str *name)
 {
     size_t digits = 0;
     while (digits < name->size && isdigit((unsigned char)name->data[digits])) digits++;
-    *name = (tsr_str){name->data + digits, name->size - digits};
+    *name = tsr_str_after(*name, digits);
     return digits > 0;
 }
 
@@ -316,12 +309,12 @@ static bool take_number(tsr_str *name)
  * 16 hexadecimal digits. Only tessera.torch.StorageWriter makes such names. */
 static bool is_of_a_save(tsr_str name)
 {
-    if (take_text(&name, TSR_STR("__")))
-        return take_number(&name) && take_text(&name, TSR_STR("_")) && take_token(&name) &&
+    if (tsr_str_skip(&name, TSR_STR("__")))
+        return take_number(&name) && tsr_str_skip(&name, TSR_STR("_")) && take_token(&name) &&
                tsr_str_equal(name, TSR_STR(".distcp"));
-    if (take_text(&name, TSR_STR(".tessera-save-shards/"))) return take_token(&name);
-    return take_text(&name, TSR_STR("model-")) && take_token(&name) && take_text(&name, TSR_STR("-")) &&
-           take_number(&name) && take_text(&name, TSR_STR("-of-")) && take_number(&name) &&
+    if (tsr_str_skip(&name, TSR_STR(".tessera-save-shards/"))) return take_token(&name);
+    return tsr_str_skip(&name, TSR_STR("model-")) && take_token(&name) && tsr_str_skip(&name, TSR_STR("-")) &&
+           take_number(&name) && tsr_str_skip(&name, TSR_STR("-of-")) && take_number(&name) &&
            tsr_str_equal(name, TSR_STR(".safetensors"));
 }
 

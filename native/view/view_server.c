@@ -22,6 +22,7 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 
 typedef struct view_request {
     const char *method;
@@ -160,18 +161,13 @@ static void accept_client(loop *l)
 
 /* ---- requests ---- */
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* Percent-decodes a name, except for an encoded NUL or slash, which would end or split the name. */
 static void unescape(char *text)
 {
     char *out = text;
     for (const char *at = text; *at;) {
-        const int high = *at == '%' ? hex_digit(at[1]) : -1;
-        const int low = high >= 0 ? hex_digit(at[2]) : -1;
+        const int high = *at == '%' ? tsr_hex_digit(at[1]) : -1;
+        const int low = high >= 0 ? tsr_hex_digit(at[2]) : -1;
         const char c = (char)(low >= 0 ? high * 16 + low : *at);
         if (low < 0 || c == 0 || c == '/') {
             *out++ = *at++;
@@ -501,7 +497,7 @@ static void answer_nothing(view_answer *out)
 static bool range_of(const char *text, uint64_t size, uint64_t *from, uint64_t *to)
 {
     char *end;
-    if (!text || strncmp(text, "bytes=", 6) != 0 || text[6] < '0' || text[6] > '9') return false;
+    if (!text || strncmp(text, "bytes=", 6) != 0 || !tsr_is_digit(text[6])) return false;
     *from = strtoull(text + 6, &end, 10);
     if (*end++ != '-') return false;
     *to = *end >= '0' && *end <= '9' ? strtoull(end, &end, 10) : UINT64_MAX;

@@ -14,16 +14,11 @@ static bool in_root(tsr_str path)
     return !memchr(path.data, '/', path.size);
 }
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* Parses a decimal number of at most nine digits at `at`, and sets *end after it. False when there is no digit. */
 static bool number_at(tsr_str text, size_t at, size_t *end, uint64_t *number)
 {
     *number = 0;
-    for (*end = at; *end < text.size && is_digit(text.data[*end]) && *end - at < 9; ++*end)
+    for (*end = at; *end < text.size && tsr_is_digit(text.data[*end]) && *end - at < 9; ++*end)
         *number = *number * 10 + (uint64_t)(text.data[*end] - '0');
     return *end > at;
 }
@@ -38,7 +33,7 @@ static uint64_t rank_of(tsr_str name, const char *suffix, bool has_file_number)
     if (!in_root(name) || !tsr_str_starts(name, TSR_STR("__")) || !number_at(name, 2, &at, &rank)) return UINT64_MAX;
     if (has_file_number && (at == name.size || name.data[at++] != '_' || !number_at(name, at, &at, &file)))
         return UINT64_MAX;
-    return tsr_str_equal((tsr_str){name.data + at, name.size - at}, tsr_str_from(suffix)) ? rank : UINT64_MAX;
+    return tsr_str_equal(tsr_str_after(name, at), tsr_str_from(suffix)) ? rank : UINT64_MAX;
 }
 
 /* ---- numbered files ---- */
@@ -57,7 +52,7 @@ static tsr_counted_name of_total(tsr_str name)
         size_t from = at, end;
         uint64_t number, total;
         if (memcmp(name.data + at, of.data, of.size) != 0 || !number_at(name, at + of.size, &end, &total)) continue;
-        while (from && is_digit(name.data[from - 1]) && at - from < 9) from--;
+        while (from && tsr_is_digit(name.data[from - 1]) && at - from < 9) from--;
         if (!number_at(name, from, &end, &number) || end != at) continue;
         return (tsr_counted_name){{name.data, from}, {name.data + at, name.size - at}, number, total, 1, (int)(at - from)};
     }
@@ -71,7 +66,7 @@ static tsr_counted_name of_world(tsr_str name)
         size_t end, from;
         uint64_t number, total;
         if (memcmp(name.data + at, world.data, world.size) != 0 || !number_at(name, at + world.size, &end, &total)) continue;
-        if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, rank)) continue;
+        if (!tsr_str_starts(tsr_str_after(name, end), rank)) continue;
         from = end + rank.size;
         if (!number_at(name, from, &end, &number)) continue;
         return (tsr_counted_name){{name.data, from}, {name.data + end, name.size - end}, number, total, 0,
@@ -96,10 +91,8 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
         size_t end;
         if (memcmp(name.data + at, before.data, before.size) != 0 || !number_at(name, at + before.size, &end, rank))
             continue;
-        if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, between)) continue;
-        if (number_at(name, end + between.size, &end, part) &&
-            tsr_str_equal((tsr_str){name.data + end, name.size - end}, after))
-            return true;
+        if (!tsr_str_starts(tsr_str_after(name, end), between)) continue;
+        if (number_at(name, end + between.size, &end, part) && tsr_str_equal(tsr_str_after(name, end), after)) return true;
     }
     return false;
 }

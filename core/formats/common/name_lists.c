@@ -37,7 +37,7 @@ tsr_str tsr_last_path_part(tsr_str path)
 {
     size_t at = path.size;
     while (at > 0 && path.data[at - 1] != '/') at--;
-    return (tsr_str){path.data + at, path.size - at};
+    return tsr_str_after(path, at);
 }
 
 bool tsr_name_holds(tsr_str text, tsr_str part)
@@ -64,7 +64,7 @@ uint64_t tsr_number_between(tsr_str name, size_t from, size_t to)
     uint64_t number = 0;
     if (to <= from || to - from > 18) return TSR_NO_NUMBER;
     for (size_t i = from; i < to; i++) {
-        if (name.data[i] < '0' || name.data[i] > '9') return TSR_NO_NUMBER;
+        if (!tsr_is_digit(name.data[i])) return TSR_NO_NUMBER;
         number = number * 10 + (uint64_t)(name.data[i] - '0');
     }
     return number;

@@ -2,15 +2,10 @@
 
 #include <string.h>
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 bool tsr_number_at_end(tsr_str text, uint64_t *number)
 {
     size_t from = text.size;
-    while (from > 0 && is_digit(text.data[from - 1])) from--;
+    while (from > 0 && tsr_is_digit(text.data[from - 1])) from--;
     *number = 0;
     if (from == text.size) return false;
     for (size_t i = from; i < text.size; i++) {
@@ -27,8 +22,8 @@ static size_t end_of(tsr_str name, tsr_str label)
     size_t found = 0;
     for (size_t at = 0; at + label.size < name.size; at++) {
         size_t end = at + label.size;
-        if (memcmp(name.data + at, label.data, label.size) != 0 || !is_digit(name.data[end])) continue;
-        while (end < name.size && is_digit(name.data[end])) end++;
+        if (memcmp(name.data + at, label.data, label.size) != 0 || !tsr_is_digit(name.data[end])) continue;
+        while (end < name.size && tsr_is_digit(name.data[end])) end++;
         found = end;
     }
     return found;
@@ -65,7 +60,7 @@ static bool ends_with_word(tsr_str text, const char *const *words)
 
 static tsr_str before_number(tsr_str name)
 {
-    while (name.size && is_digit(name.data[name.size - 1])) name.size--;
+    while (name.size && tsr_is_digit(name.data[name.size - 1])) name.size--;
     while (name.size && (name.data[name.size - 1] == '-' || name.data[name.size - 1] == '_' ||
                          name.data[name.size - 1] == '=' || name.data[name.size - 1] == '.'))
         name.size--;
@@ -107,6 +102,6 @@ uint64_t tsr_step_version(tsr_str name)
     const tsr_str rest = {stem.data + label, stem.size - label};
     if (!tsr_str_starts(rest, before) || !tsr_number_at_end(rest, &version)) return 0;
     for (size_t i = before.size; i < rest.size; i++)
-        if (!is_digit(rest.data[i])) return 0;
+        if (!tsr_is_digit(rest.data[i])) return 0;
     return version;
 }

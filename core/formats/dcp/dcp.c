@@ -145,7 +145,7 @@ static bool is_path_of(tsr_str name, const tsr_path_item *items, size_t count)
         const tsr_str text = tsr_path_item_text(&items[i], digits);
         if (items[i].kind == TSR_PATH_INDEX && items[i].integer < 0) return false;
         if (i && (at >= name.size || name.data[at++] != '.')) return false;
-        if (!tsr_str_starts((tsr_str){name.data + at, name.size - at}, text)) return false;
+        if (!tsr_str_starts(tsr_str_after(name, at), text)) return false;
         at += text.size;
     }
     return at == name.size;

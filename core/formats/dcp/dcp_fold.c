@@ -657,8 +657,7 @@ tsr_status tsr_dcp_fold(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *o
                             .is_hashable = is_hashable,
                             .ctx = f};
     const tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
-    if (status == TSR_OK)
-        out->has_end_sum = tsr_end_sum_is((tsr_str){bytes.data + out->pickle_end, bytes.size - (size_t)out->pickle_end});
+    if (status == TSR_OK) out->has_end_sum = tsr_end_sum_is(tsr_str_after(bytes, (size_t)out->pickle_end));
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status != TSR_OK) return status;
     /* Python's unpickler allocates memory for all slots up to the highest. */

@@ -137,7 +137,7 @@ static uint32_t ranks_in(const tsr_value *group)
     uint32_t number = 0;
     size_t at = sizeof GROUP_NAME - 1;
     if (!name || name->kind != TSR_VALUE_STR || !tsr_str_starts(name->text, TSR_STR(GROUP_NAME))) return 0;
-    for (; at < name->text.size && name->text.data[at] >= '0' && name->text.data[at] <= '9' && number <= MOST_RANKS; at++)
+    for (; at < name->text.size && tsr_is_digit(name->text.data[at]) && number <= MOST_RANKS; at++)
         number = 10 * number + (uint32_t)(name->text.data[at] - '0');
     return at == name->text.size && number <= MOST_RANKS ? number : 0;
 }

@@ -267,7 +267,7 @@ size_t tsr_ds_expert_prefix(tsr_str name)
 {
     const tsr_str marker = TSR_STR(BEFORE_NUMBER);
     for (size_t at = name.size; at-- > 0;)
-        if (tsr_str_starts((tsr_str){name.data + at, name.size - at}, marker)) return at + marker.size;
+        if (tsr_str_starts(tsr_str_after(name, at), marker)) return at + marker.size;
     return 0;
 }
 

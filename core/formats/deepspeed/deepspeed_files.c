@@ -15,10 +15,7 @@ enum { MOST_RANKS = 1 << 16 };
 /* Skips `text` at the beginning of *rest. */
 static bool skip(tsr_str *rest, const char *text)
 {
-    const tsr_str prefix = tsr_str_from(text);
-    if (!tsr_str_starts(*rest, prefix)) return false;
-    *rest = (tsr_str){rest->data + prefix.size, rest->size - prefix.size};
-    return true;
+    return tsr_str_skip(rest, tsr_str_from(text));
 }
 
 /* Skips and returns a decimal number of at most seven digits. */
@@ -26,9 +23,9 @@ static bool skip_number(tsr_str *rest, uint32_t *out)
 {
     size_t at = 0;
     *out = 0;
-    for (; at < rest->size && at < 7 && rest->data[at] >= '0' && rest->data[at] <= '9'; at++)
+    for (; at < rest->size && at < 7 && tsr_is_digit(rest->data[at]); at++)
         *out = *out * 10 + (uint32_t)(rest->data[at] - '0');
-    *rest = (tsr_str){rest->data + at, rest->size - at};
+    *rest = tsr_str_after(*rest, at);
     return at > 0;
 }
 

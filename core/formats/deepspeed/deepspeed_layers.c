@@ -103,7 +103,7 @@ static uint32_t number_of(tsr_str name)
 {
     uint32_t number = 0;
     size_t at = 0;
-    for (; at < name.size && at < 6 && name.data[at] >= '0' && name.data[at] <= '9'; at++)
+    for (; at < name.size && at < 6 && tsr_is_digit(name.data[at]); at++)
         number = number * 10 + (uint32_t)(name.data[at] - '0');
     return at && at < name.size && name.data[at] == '.' && number < TSR_DS_MOST_LAYERS ? number : UINT32_MAX;
 }
@@ -305,7 +305,7 @@ static const tsr_entry *stored_of(const layers *l, tsr_str name, uint32_t rank)
     const uint32_t number = number_of(name);
     size_t dot = 0;
     while (dot < name.size && name.data[dot] != '.') dot++;
-    if (number != UINT32_MAX) return held_in(l, number, rank, (tsr_str){name.data + dot + 1, name.size - dot - 1});
+    if (number != UINT32_MAX) return held_in(l, number, rank, tsr_str_after(name, dot + 1));
     for (uint32_t t = 0; t < l->tied_count; t++) {
         const tsr_ds_tied *tied = &l->tied[t];
         const tsr_ds_file *owner = l->unsure[tied->head] ? NULL : l->owners[tied->head];

@@ -48,7 +48,7 @@ static tsr_str only_name(const tsr_ds_layouts *l, tsr_str text)
     for (size_t i = 1; name && i + 1 < text.size; i++) {
         const bool is_escaped = text.data[i] == '\\' && i + 2 < text.size;
         const char c = text.data[i += is_escaped];
-        const bool is_word = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+        const bool is_word = tsr_is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
         if (is_escaped ? is_word : !is_word && c != '-') return none;
         name[size++] = c;
     }

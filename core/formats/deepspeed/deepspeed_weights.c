@@ -94,7 +94,7 @@ static tsr_status ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group,
 static uint64_t number_at(tsr_str text, size_t *size)
 {
     uint64_t number = 0;
-    for (*size = 0; *size < text.size && *size < 9 && text.data[*size] >= '0' && text.data[*size] <= '9'; ++*size)
+    for (*size = 0; *size < text.size && *size < 9 && tsr_is_digit(text.data[*size]); ++*size)
         number = number * 10 + (uint64_t)(text.data[*size] - '0');
     return number;
 }
@@ -109,7 +109,7 @@ static tsr_status ds_groups_name(const tsr_ds_groups *groups, uint32_t group, ui
     if (split == 1) return TSR_OK;
     const size_t prefix = tsr_ds_expert_prefix(*name);
     const uint32_t experts = tsr_map_get(groups->experts, (tsr_str){name->data, prefix}, 0), own = experts / split;
-    const uint64_t number = number_at((tsr_str){name->data + prefix, name->size - prefix}, &digits);
+    const uint64_t number = number_at(tsr_str_after(*name, prefix), &digits);
     TSR_FAIL_IF(
         !prefix || !digits || experts % split || number >= own, err, TSR_E_FORMAT,
         "'%.*s' is in a param group of %u of %u ranks ('partition_count'), but it is not one of the %u experts of its layer "

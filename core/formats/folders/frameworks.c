@@ -121,7 +121,7 @@ static uint64_t accelerate_rank_of(tsr_str name)
         tsr_str_starts(name, TSR_STR("pytorch_model_fsdp_")) || tsr_str_starts(name, TSR_STR("optimizer_"));
     for (size_t at = name.size; is_accelerates && at > mark.size; at--)
         if (memcmp(name.data + at - mark.size, mark.data, mark.size) == 0)
-            return tsr_number_in((tsr_str){name.data + at, name.size - at}, (tsr_str){"", 0}, TSR_STR(".bin"));
+            return tsr_number_in(tsr_str_after(name, at), (tsr_str){"", 0}, TSR_STR(".bin"));
     return TSR_NO_NUMBER;
 }
 
@@ -699,7 +699,7 @@ static bool is_of_optimizer(tsr_str fqn)
     const tsr_str before = TSR_STR("optimizer_");
     size_t at = before.size;
     if (!tsr_str_starts(fqn, before)) return false;
-    while (at < fqn.size && fqn.data[at] >= '0' && fqn.data[at] <= '9') at++;
+    while (at < fqn.size && tsr_is_digit(fqn.data[at])) at++;
     return at > before.size && at < fqn.size && fqn.data[at] == '.';
 }
 
@@ -753,7 +753,7 @@ static uint64_t world_of(tsr_str name, tsr_str before)
     uint64_t world = 0;
     size_t at = before.size;
     if (!tsr_str_starts(name, before)) return 0;
-    for (; at < name.size && name.data[at] >= '0' && name.data[at] <= '9' && world < FRAMEWORKS_MOST_RANKS; at++)
+    for (; at < name.size && tsr_is_digit(name.data[at]) && world < FRAMEWORKS_MOST_RANKS; at++)
         world = world * 10 + (uint64_t)(name.data[at] - '0');
     const tsr_str rest = {name.data + at, name.size - at};
     return tsr_str_starts(rest, TSR_STR("_rank_")) && tsr_str_ends(rest, TSR_STR(".pt")) ? world : 0;
@@ -869,7 +869,7 @@ static tsr_str item_of(tsr_str name)
     const tsr_str after = TSR_STR(".pt");
     size_t at = name.size > after.size && tsr_str_ends(name, after) ? name.size - after.size : 0;
     const size_t end = at;
-    while (at && name.data[at - 1] >= '0' && name.data[at - 1] <= '9') at--;
+    while (at && tsr_is_digit(name.data[at - 1])) at--;
     const bool is = at > 1 && at < end && name.data[at - 1] == '_' && !memchr(name.data, '/', name.size);
     return is ? (tsr_str){name.data, at - 1} : (tsr_str){NULL, 0};
 }
@@ -1048,8 +1048,7 @@ static bool is_directory_of(const tsr_part_row *row, const char *pattern, tsr_st
     const tsr_str tail = {directory.data + head.size, directory.size - head.size},
                   number = {part.data + name.size, part.size - name.size};
     if (!number.size) return tsr_str_equal(tail, TSR_STR("0"));
-    return number.data[0] == '_' && !tsr_str_equal(number, TSR_STR("_0")) &&
-           tsr_str_equal(tail, (tsr_str){number.data + 1, number.size - 1});
+    return number.data[0] == '_' && !tsr_str_equal(number, TSR_STR("_0")) && tsr_str_equal(tail, tsr_str_after(number, 1));
 }
 
 tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out, tsr_error *err)

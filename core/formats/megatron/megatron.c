@@ -65,7 +65,7 @@ static int numbers_of(tsr_str text, uint64_t out[TSR_MAX_NDIM])
     for (int count = 0; count < (int)TSR_MAX_NDIM; count++) {
         const size_t from = at;
         uint64_t number = 0;
-        for (; at < text.size && text.data[at] >= '0' && text.data[at] <= '9' && at - from < 18; at++)
+        for (; at < text.size && tsr_is_digit(text.data[at]) && at - from < 18; at++)
             number = number * 10 + (uint64_t)(text.data[at] - '0');
         if (at == from || (text.data[from] == '0' && at - from > 1)) return -1;
         out[count] = number;
@@ -81,12 +81,12 @@ bool tsr_shard_name_of(tsr_str name, tsr_shard_name *out)
     uint64_t offsets[TSR_MAX_NDIM], shape[TSR_MAX_NDIM];
     size_t at = name.size, middle;
     while (at > 0 && name.data[at - 1] != '/') at--;
-    if (at == 0 || !tsr_str_starts((tsr_str){name.data + at - 1, name.size - at + 1}, TSR_STR(before))) return false;
+    if (at == 0 || !tsr_str_starts(tsr_str_after(name, at - 1), TSR_STR(before))) return false;
     const tsr_str grid = {name.data + at - 1 + sizeof before - 1, name.size - at + 1 - (sizeof before - 1)};
     for (middle = 0; middle < grid.size && grid.data[middle] != '_';) middle++;
     if (middle == grid.size) return false;
     const int rank = numbers_of((tsr_str){grid.data, middle}, offsets);
-    if (rank < 0 || numbers_of((tsr_str){grid.data + middle + 1, grid.size - middle - 1}, shape) != rank) return false;
+    if (rank < 0 || numbers_of(tsr_str_after(grid, middle + 1), shape) != rank) return false;
     *out = (tsr_shard_name){.key = {name.data, at - 1}, .suffix = {name.data + at - 1, name.size - at + 1}, .count = 1};
     for (int d = 0; d < rank; d++) {
         if (offsets[d] >= shape[d] || !tsr_mul_u64(out->count, shape[d], &out->count)) return false;
@@ -116,7 +116,7 @@ static tsr_str grid_of(const tsr_shard_name *name)
 {
     size_t at = name->suffix.size;
     while (name->suffix.data[at - 1] != '_') at--;
-    return (tsr_str){name->suffix.data + at - 1, name->suffix.size - at + 1};
+    return tsr_str_after(name->suffix, at - 1);
 }
 
 static group *group_at(const joining *j, uint32_t number)

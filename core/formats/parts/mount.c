@@ -39,14 +39,14 @@ typedef struct token {
 
 static bool is_of_number(char c)
 {
-    return (c >= '0' && c <= '9') || c == '+' || c == '-' || c == '.' || c == 'e' || c == 'E';
+    return tsr_is_digit(c) || c == '+' || c == '-' || c == '.' || c == 'e' || c == 'E';
 }
 
 static size_t word_at(tsr_str text, size_t at)
 {
     static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
     for (size_t i = 0; i < 3; i++)
-        if (tsr_str_starts((tsr_str){text.data + at, text.size - at}, tsr_str_from(words[i]))) return strlen(words[i]);
+        if (tsr_str_starts(tsr_str_after(text, at), tsr_str_from(words[i]))) return strlen(words[i]);
     return 0;
 }
 
@@ -64,7 +64,7 @@ static token next_number(tsr_str text, size_t at)
         const char c = text.data[at];
         const size_t word = c == 'N' || c == 'I' || c == '-' ? word_at(text, at) : 0;
         if (word) return (token){at, word};
-        if (c == '-' || (c >= '0' && c <= '9')) {
+        if (c == '-' || tsr_is_digit(c)) {
             size_t end = at;
             while (end < text.size && is_of_number(text.data[end])) end++;
             return (token){at, end - at};

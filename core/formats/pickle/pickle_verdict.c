@@ -32,8 +32,7 @@ static bool is_listed(tsr_str module, bool core)
     const tsr_str package = TSR_STR("numpy._core.");
     for (size_t i = 0; i < sizeof modules / sizeof modules[0]; i++) {
         tsr_str listed = tsr_str_from(modules[i]);
-        if (core && !tsr_str_starts(listed, package)) continue;
-        if (core) listed = (tsr_str){listed.data + package.size, listed.size - package.size};
+        if (core && !tsr_str_skip(&listed, package)) continue;
         if (tsr_str_equal(module, listed)) return true;
     }
     return false;
@@ -76,7 +75,7 @@ tsr_name_state tsr_name_state_of(tsr_str module, tsr_str name)
     if (tsr_str_equal(module, TSR_STR("torch.tensor"))) module = TSR_STR("torch._tensor"); /* as torch.load renames it */
     const tsr_str old = TSR_STR("numpy.core.");
     const bool core = tsr_str_starts(module, old);
-    const tsr_str bare = core ? (tsr_str){module.data + old.size, module.size - old.size} : module;
+    const tsr_str bare = core ? tsr_str_after(module, old.size) : module;
     if (is_listed(bare, core)) {
         bool dunder = first.size > 4 && tsr_str_starts(first, TSR_STR("__")) && tsr_str_ends(first, TSR_STR("__"));
         return dunder || is_in_filter(bare, core, first) ? TSR_NAME_EXISTS : TSR_NAME_MISSING;
@@ -162,7 +161,7 @@ static bool is_one_of(tsr_str text, const char *const *list, size_t count)
 static bool in_package(tsr_str module)
 {
     tsr_str bare = module;
-    while (bare.size && bare.data[0] == '_') bare = (tsr_str){bare.data + 1, bare.size - 1};
+    while (bare.size && bare.data[0] == '_') bare = tsr_str_after(bare, 1);
     for (size_t i = 0; i < sizeof packages / sizeof packages[0]; i++) {
         tsr_str package = tsr_str_from(packages[i]);
         if (tsr_str_starts(bare, package) && (bare.size == package.size || bare.data[package.size] == '.')) return true;

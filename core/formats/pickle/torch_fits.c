@@ -201,14 +201,9 @@ static bool is_space(char c)
 
 static tsr_str trim(tsr_str text)
 {
-    while (text.size && is_space(text.data[0])) text = (tsr_str){text.data + 1, text.size - 1};
+    while (text.size && is_space(text.data[0])) text = tsr_str_after(text, 1);
     while (text.size && is_space(text.data[text.size - 1])) text.size--;
     return text;
-}
-
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
 }
 
 static bool is_ascii(tsr_str text)
@@ -221,15 +216,16 @@ static bool is_ascii(tsr_str text)
 static tsr_str without_sign(tsr_str text)
 {
     bool sign = text.size && (text.data[0] == '+' || text.data[0] == '-');
-    return sign ? (tsr_str){text.data + 1, text.size - 1} : text;
+    return sign ? tsr_str_after(text, 1) : text;
 }
 
 /* Skips digits that may have single underscores between them, and leaves `*at` after them. */
 static bool skip_digits(tsr_str text, size_t *at)
 {
     size_t from = *at;
-    while (*at < text.size && (is_digit(text.data[*at]) || (text.data[*at] == '_' && *at > from && *at + 1 < text.size &&
-                                                            is_digit(text.data[*at - 1]) && is_digit(text.data[*at + 1]))))
+    while (*at < text.size &&
+           (tsr_is_digit(text.data[*at]) || (text.data[*at] == '_' && *at > from && *at + 1 < text.size &&
+                                             tsr_is_digit(text.data[*at - 1]) && tsr_is_digit(text.data[*at + 1]))))
         ++*at;
     return *at > from;
 }
@@ -271,9 +267,9 @@ static bool is_float_text(tsr_str text)
 static bool is_decimal_text(tsr_str text)
 {
     tsr_str bare = without_sign(trim(text));
-    if (bare.size && (bare.data[0] | 0x20) == 's') bare = (tsr_str){bare.data + 1, bare.size - 1};
+    if (bare.size && (bare.data[0] | 0x20) == 's') bare = tsr_str_after(bare, 1);
     bool nan = bare.size >= 3 && is_word((tsr_str){bare.data, 3}, "nan");
-    for (size_t i = 3; nan && i < bare.size; i++) nan = is_digit(bare.data[i]);
+    for (size_t i = 3; nan && i < bare.size; i++) nan = tsr_is_digit(bare.data[i]);
     return nan || is_float_text(text);
 }
 
@@ -332,7 +328,7 @@ static bool is_fraction_text(tsr_str text)
     bool zero = true;
     for (size_t i = 0; i < below.size; i++) zero &= below.data[i] == '0';
     return tsr_torch_is_int_text((tsr_str){text.data, (size_t)(slash - text.data)}) && below.size &&
-           is_digit(below.data[0]) && tsr_torch_is_int_text(below) && !zero;
+           tsr_is_digit(below.data[0]) && tsr_torch_is_int_text(below) && !zero;
 }
 
 static bool fits_fraction(const tsr_pickle *pickle, tsr_ref args)
@@ -623,10 +619,10 @@ static bool fits_uuid(const tsr_pickle *pickle, tsr_ref args)
 {
     tsr_str text = tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0));
     size_t digits = 0;
-    if (tsr_str_starts(text, TSR_STR("urn:uuid:"))) text = (tsr_str){text.data + 9, text.size - 9};
+    if (tsr_str_starts(text, TSR_STR("urn:uuid:"))) text = tsr_str_after(text, 9);
     for (size_t i = 0; i < text.size; i++) {
         char c = text.data[i], lower = (char)(c | 0x20);
-        if (!is_digit(c) && (lower < 'a' || lower > 'f') && !(c && strchr("{}-", c))) return false;
+        if (!tsr_is_digit(c) && (lower < 'a' || lower > 'f') && !(c && strchr("{}-", c))) return false;
         digits += !strchr("{}-", c);
     }
     return digits == 32;
@@ -645,7 +641,7 @@ static bool fits_address(const tsr_pickle *pickle, tsr_ref args)
     for (size_t i = 0; i < text.size; i++) {
         const char c = text.data[i], lower = (char)(c | 0x20);
         if (c == '%' && colons > 1) return true; /* the name of a scope follows */
-        if (!is_digit(c) && (lower < 'a' || lower > 'f') && !(c && strchr(".:/", c))) return false;
+        if (!tsr_is_digit(c) && (lower < 'a' || lower > 'f') && !(c && strchr(".:/", c))) return false;
         dots += c == '.';
         colons += c == ':';
     }

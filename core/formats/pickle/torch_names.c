@@ -339,7 +339,7 @@ static bool split(tsr_str dotted, tsr_str *before, tsr_str *after)
     while (dot > 0 && dotted.data[dot - 1] != '.') dot--;
     if (dot < 2) return false;
     *before = (tsr_str){dotted.data, dot - 1};
-    *after = (tsr_str){dotted.data + dot, dotted.size - dot};
+    *after = tsr_str_after(dotted, dot);
     return true;
 }
 
@@ -353,12 +353,12 @@ bool tsr_enum_is_member(const tsr_pickle *pickle, tsr_ref ref)
 {
     const tsr_str name = tsr_pickle_text(pickle, ref);
     if (tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_STR) return false;
-    if (name.size == 0 || (name.data[0] >= '0' && name.data[0] <= '9')) return false;
+    if (name.size == 0 || tsr_is_digit(name.data[0])) return false;
     if (name.data[0] == '_' && name.data[name.size - 1] == '_') return false;
     for (size_t i = 0; i < name.size; i++) {
         const char c = name.data[i];
         const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-        if (!letter && (c < '0' || c > '9')) return false;
+        if (!letter && !tsr_is_digit(c)) return false;
     }
     return true;
 }

@@ -28,22 +28,12 @@ static const named aliases[] = {
 };
 /* clang-format on */
 
-static tsr_str after(tsr_str text, size_t count)
-{
-    return (tsr_str){text.data + count, text.size - count};
-}
-
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* The number that the text stands for if it is one to nine digits; otherwise -1. */
 static int64_t number(tsr_str text)
 {
     int64_t value = 0;
     for (size_t i = 0; i < text.size; i++) {
-        if (!is_digit(text.data[i]) || i == 9) return -1;
+        if (!tsr_is_digit(text.data[i]) || i == 9) return -1;
         value = value * 10 + (text.data[i] - '0');
     }
     return text.size ? value : -1;
@@ -57,7 +47,7 @@ static tsr_numpy_dtype sized(tsr_str text)
         int64_t sizes; /* powers of two, added */
     } kinds[] = {{'b', 1}, {'i', 15}, {'u', 15}, {'f', 30}, {'c', 56}, {'O', 12}, {'M', 8}, {'m', 8}};
     char letter = text.data[0];
-    int64_t size = number(after(text, 1));
+    int64_t size = number(tsr_str_after(text, 1));
     if (size < 0) return (tsr_numpy_dtype){0};
     if (letter == 'S' || letter == 'V' || letter == 'a')
         return (tsr_numpy_dtype){letter == 'a' ? 'S' : letter, (uint64_t)size};
@@ -94,23 +84,23 @@ static bool is_unit_in_brackets(tsr_str text)
 {
     if (text.size < 3 || text.data[0] != '[' || text.data[text.size - 1] != ']') return false;
     text = (tsr_str){text.data + 1, text.size - 2};
-    while (text.size && is_digit(text.data[0])) text = after(text, 1);
+    while (text.size && tsr_is_digit(text.data[0])) text = tsr_str_after(text, 1);
     const char *slash = memchr(text.data, '/', text.size);
     size_t unit = slash ? (size_t)(slash - text.data) : text.size;
-    return tsr_numpy_is_unit((tsr_str){text.data, unit}) && (!slash || number(after(text, unit + 1)) > 0);
+    return tsr_numpy_is_unit((tsr_str){text.data, unit}) && (!slash || number(tsr_str_after(text, unit + 1)) > 0);
 }
 
 static tsr_numpy_dtype simple(tsr_str text)
 {
     bool ordered = text.size && strchr("<>=|", text.data[0]) && text.data[0];
-    tsr_str bare = ordered ? after(text, 1) : text;
+    tsr_str bare = ordered ? tsr_str_after(text, 1) : text;
     if (!bare.size) return (tsr_numpy_dtype){0};
     const char *bracket = memchr(bare.data, '[', bare.size);
     if (bracket) {
         tsr_str before = {bare.data, (size_t)(bracket - bare.data)};
         tsr_numpy_dtype time = before.size > 2 && ordered ? (tsr_numpy_dtype){0} : simple(before);
         bool known = (time.letter == 'M' || time.letter == 'm') && before.size > 1;
-        return known && is_unit_in_brackets(after(bare, before.size)) ? time : (tsr_numpy_dtype){0};
+        return known && is_unit_in_brackets(tsr_str_after(bare, before.size)) ? time : (tsr_numpy_dtype){0};
     }
     tsr_numpy_dtype found = bare.size > 1 ? sized(bare) : (tsr_numpy_dtype){0};
     if (!found.letter && (!ordered || bare.size == 1)) found = alias(bare);
@@ -125,7 +115,7 @@ static size_t repeats(tsr_str text)
         while (size < text.size && text.data[size] != ')') size++;
         return size < text.size ? size + 1 : 0;
     }
-    while (size < text.size && is_digit(text.data[size])) size++;
+    while (size < text.size && tsr_is_digit(text.data[size])) size++;
     return size;
 }
 
@@ -134,15 +124,15 @@ static tsr_numpy_dtype several(tsr_str text)
 {
     while (text.size) {
         size_t size = 0, depth = 0;
-        text = after(text, repeats(text));
+        text = tsr_str_after(text, repeats(text));
         while (size < text.size && (depth || text.data[size] != ',')) {
             depth += text.data[size] == '[';
             depth -= depth && text.data[size] == ']';
             size++;
         }
         if (!simple((tsr_str){text.data, size}).letter) return (tsr_numpy_dtype){0};
-        text = after(text, size + (size < text.size));
-        while (text.size && text.data[0] == ' ') text = after(text, 1);
+        text = tsr_str_after(text, size + (size < text.size));
+        while (text.size && text.data[0] == ' ') text = tsr_str_after(text, 1);
     }
     return (tsr_numpy_dtype){'V', 0};
 }

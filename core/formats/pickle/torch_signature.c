@@ -306,7 +306,7 @@ static bool is_number(tsr_str text)
 {
     bool digits = false;
     for (size_t i = 0; i < text.size; i++) {
-        if (text.data[i] >= '0' && text.data[i] <= '9') digits = true;
+        if (tsr_is_digit(text.data[i])) digits = true;
         else if (!text.data[i] || !strchr("+-._eEjinfaNIF ", text.data[i])) return false;
     }
     return digits;

@@ -50,11 +50,6 @@ static tsr_status enter(tsr_checkpoint *checkpoint, tsr_str directory, tsr_error
 
 /* ---- names of steps ---- */
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* The step of a path: that of the last of its components that ends with a number. */
 static bool step_of_path(tsr_str path, uint64_t *step)
 {
@@ -153,7 +148,7 @@ static bool file_step(tsr_str path, uint64_t *number)
 {
     size_t from = path.size;
     while (from > 0 && path.data[from - 1] != '/') from--;
-    return tsr_str_ends(path, TSR_STR(".ckpt")) && tsr_step_of_file((tsr_str){path.data + from, path.size - from}, number);
+    return tsr_str_ends(path, TSR_STR(".ckpt")) && tsr_step_of_file(tsr_str_after(path, from), number);
 }
 
 static void find_files(const tsr_store *store, step_files *files)
@@ -224,7 +219,7 @@ static tsr_status choose_named(choice *c, tsr_str asked)
     find_files(c->checkpoint->store, &files);
     if (files.found.count) return enter_file(c, asked, &files);
     bool is_number = asked.size > 0;
-    for (size_t i = 0; i < asked.size; i++) is_number = is_number && is_digit(asked.data[i]);
+    for (size_t i = 0; i < asked.size; i++) is_number = is_number && tsr_is_digit(asked.data[i]);
     if (!is_number || !tsr_number_at_end(asked, &number)) return refuse_unknown(c, asked);
     files = (step_files){.number = &number};
     find_files(c->checkpoint->store, &files);
@@ -268,7 +263,7 @@ static tsr_str before_step(tsr_str path)
     for (size_t end = path.size; end > 0;) {
         size_t from = end, digits = end;
         while (from > 0 && path.data[from - 1] != '/') from--;
-        while (digits > from && is_digit(path.data[digits - 1])) digits--;
+        while (digits > from && tsr_is_digit(path.data[digits - 1])) digits--;
         if (tsr_number_at_end((tsr_str){path.data + from, end - from}, &number)) return (tsr_str){path.data, digits};
         end = from ? from - 1 : 0;
     }
@@ -288,7 +283,7 @@ static tsr_status report_later(choice *c, tsr_str found)
         tsr_str path = store->files[f].name;
         size_t end = before.size;
         if (!tsr_str_starts(path, before)) continue;
-        while (end < path.size && is_digit(path.data[end])) end++;
+        while (end < path.size && tsr_is_digit(path.data[end])) end++;
         if (end == path.size || path.data[end] != '/') continue;
         path.size = end;
         if (!tsr_number_at_end(path, &number) || number <= chosen || tsr_str_equal(path, last)) continue;
@@ -347,7 +342,7 @@ static tsr_status directory_of(tsr_checkpoint *checkpoint, tsr_str line, tsr_str
     uint64_t number;
     tsr_str names[3] = {line};
     size_t count = 1;
-    if (is_digit(line.data[0]) && tsr_number_at_end(line, &number)) {
+    if (tsr_is_digit(line.data[0]) && tsr_number_at_end(line, &number)) {
         names[count++] = tsr_arena_format(checkpoint->arena, err, "iter_%07llu", (unsigned long long)number);
         names[count++] = tsr_arena_format(checkpoint->arena, err, "global_step_%llu", (unsigned long long)number);
     }
@@ -537,7 +532,7 @@ static bool strip(tsr_str *fqn, tsr_str part)
     if (part.size == 0 || !tsr_str_starts(*fqn, part) || (fqn->size > part.size && fqn->data[part.size] != '.'))
         return false;
     const size_t size = fqn->size > part.size ? part.size + 1 : part.size;
-    *fqn = (tsr_str){fqn->data + size, fqn->size - size};
+    *fqn = tsr_str_after(*fqn, size);
     return true;
 }
 

@@ -64,9 +64,9 @@ static bool matches(tsr_str name, const char *pattern)
     const tsr_str rest = {name.data + at, name.size - at};
     if (!*pattern) return rest.size == 0;
     for (size_t taken = 0; taken <= rest.size; taken++) {
-        if (*pattern == '#' && taken && (rest.data[taken - 1] < '0' || rest.data[taken - 1] > '9')) return false;
+        if (*pattern == '#' && taken && !tsr_is_digit(rest.data[taken - 1])) return false;
         const bool enough = *pattern == '*' || taken;
-        if (enough && matches((tsr_str){rest.data + taken, rest.size - taken}, pattern + 1)) return true;
+        if (enough && matches(tsr_str_after(rest, taken), pattern + 1)) return true;
     }
     return false;
 }

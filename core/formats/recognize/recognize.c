@@ -362,19 +362,14 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     return TSR_OK;
 }
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* Whether two names are the same except for the numbers in them. */
 static bool differ_in_numbers(tsr_str a, tsr_str b)
 {
     size_t i = 0, j = 0;
     while (i < a.size && j < b.size) {
-        if (is_digit(a.data[i]) && is_digit(b.data[j])) {
-            while (i < a.size && is_digit(a.data[i])) i++;
-            while (j < b.size && is_digit(b.data[j])) j++;
+        if (tsr_is_digit(a.data[i]) && tsr_is_digit(b.data[j])) {
+            while (i < a.size && tsr_is_digit(a.data[i])) i++;
+            while (j < b.size && tsr_is_digit(b.data[j])) j++;
         } else if (a.data[i++] != b.data[j++]) {
             return false;
         }

@@ -30,7 +30,7 @@ tsr_str tsr_run_of(tsr_str path)
 static tsr_str below(tsr_str path, tsr_str directory)
 {
     const size_t skipped = directory.size ? directory.size + 1 : 0;
-    return (tsr_str){path.data + skipped, path.size - skipped};
+    return tsr_str_after(path, skipped);
 }
 
 static bool is_in(tsr_str path, tsr_str directory)

@@ -168,7 +168,7 @@ static uint64_t shard_number(tsr_str name)
     tsr_str prefix = TSR_STR("shard-");
     uint64_t number = 0;
     if (!tsr_str_starts(name, prefix)) return 0;
-    for (size_t i = prefix.size; i < name.size && name.data[i] >= '0' && name.data[i] <= '9' && number < UINT32_MAX; i++)
+    for (size_t i = prefix.size; i < name.size && tsr_is_digit(name.data[i]) && number < UINT32_MAX; i++)
         number = number * 10 + (uint64_t)(name.data[i] - '0');
     return number;
 }

@@ -86,7 +86,7 @@ static bool is_bytes(tsr_str header)
     for (size_t at = 0; at + key.size < header.size; at++) {
         if (memcmp(header.data + at, key.data, key.size) != 0) continue;
         const size_t value = skip_spaces(header, at + key.size);
-        any = tsr_str_starts((tsr_str){header.data + value, header.size - value}, bytes);
+        any = tsr_str_starts(tsr_str_after(header, value), bytes);
         if (!any) return false;
     }
     return any;

@@ -181,7 +181,7 @@ static tsr_status read_unsigned(scanner *s, uint64_t *out)
     skip_space(s);
     size_t from = s->at;
     uint64_t value = 0;
-    for (; s->at < s->size && s->data[s->at] >= '0' && s->data[s->at] <= '9'; s->at++) {
+    for (; s->at < s->size && tsr_is_digit(s->data[s->at]); s->at++) {
         unsigned digit = s->data[s->at] - '0';
         if (value > (UINT64_MAX - digit) / 10) return fail_at(s, from, "an integer beyond 64 bits");
         value = value * 10 + digit;
@@ -388,7 +388,7 @@ static tsr_safetensors_sum find_sum(const scanner *s)
     const uint8_t *digits = s->data + s->value_at + 1;
     bool are_digits = s->value_at + 1 + DIGITS < s->size && digits[DIGITS] == '"';
     for (size_t i = 0; are_digits && i < DIGITS; i++)
-        are_digits = (digits[i] >= '0' && digits[i] <= '9') || (digits[i] >= 'a' && digits[i] <= 'f');
+        are_digits = tsr_is_digit(digits[i]) || (digits[i] >= 'a' && digits[i] <= 'f');
     const size_t wrong = s->size - s->key_at < KEY ? KEY : differing(s->data + s->key_at, key, KEY);
     tsr_safetensors_sum sum = {.position = s->scan->byte_base + s->value_at + 1};
     if (wrong == 0) sum.kind = are_digits ? TSR_SUM_STATED : TSR_SUM_NOT_DIGITS;

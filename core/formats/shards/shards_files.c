@@ -25,15 +25,10 @@ static tsr_shards_capture capture_at(tsr_str pattern, size_t *size)
     return c;
 }
 
-static tsr_str after(tsr_str text, size_t size)
-{
-    return (tsr_str){text.data + size, text.size - size};
-}
-
 static size_t digits_at(tsr_str text, uint32_t *number)
 {
     size_t size = 0;
-    for (*number = 0; size < text.size && text.data[size] >= '0' && text.data[size] <= '9'; size++) {
+    for (*number = 0; size < text.size && tsr_is_digit(text.data[size]); size++) {
         if (size == MAX_DIGITS) return 0;
         *number = *number * 10 + (uint32_t)(text.data[size] - '0');
     }
@@ -57,8 +52,8 @@ static bool shards_match(tsr_str pattern, tsr_str name, tsr_shards_numbers *out)
         } else if (!name.size || name.data[0] != pattern.data[0]) {
             return false;
         }
-        pattern = after(pattern, size);
-        name = after(name, taken);
+        pattern = tsr_str_after(pattern, size);
+        name = tsr_str_after(name, taken);
     }
     return name.size == 0;
 }
@@ -72,7 +67,7 @@ tsr_str tsr_shards_name(tsr_str pattern, const tsr_shards_numbers *numbers, cons
         const tsr_shards_capture c = capture_at(pattern, &size);
         name = c < TSR_CAPTURES ? tsr_arena_format(arena, err, "%.*s%0*u", TSR_STR_ARG(name), (int)widths[c], numbers->of[c])
                                 : tsr_arena_format(arena, err, "%.*s%c", TSR_STR_ARG(name), pattern.data[0]);
-        pattern = after(pattern, size);
+        pattern = tsr_str_after(pattern, size);
     }
     return name;
 }
@@ -90,7 +85,7 @@ const char *tsr_shards_ranks_wrong(tsr_str ranks)
         if (captures_number && after_capture) return "needs text between two numbers";
         counted = counted || c == TSR_CAPTURE_TP || c == TSR_CAPTURE_PP;
         after_capture = captures_number;
-        ranks = after(ranks, size);
+        ranks = tsr_str_after(ranks, size);
     }
     return counted ? NULL : "needs {tp} or {pp}, the number of a rank";
 }

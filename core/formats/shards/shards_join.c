@@ -39,7 +39,7 @@ static bool split(tsr_str pattern, tsr_str *head, tsr_str *tail, bool *rest)
     const size_t at = find(pattern, capture);
     if (at == pattern.size) return false;
     *head = (tsr_str){pattern.data, at};
-    *tail = (tsr_str){pattern.data + at + capture.size, pattern.size - at - capture.size};
+    *tail = tsr_str_after(pattern, at + capture.size);
     *rest = tsr_str_ends(*tail, suffix);
     if (*rest) tail->size -= suffix.size;
     return !has_brace(*head) && !has_brace(*tail);
@@ -77,7 +77,7 @@ static bool is_number(tsr_str text, uint64_t *number)
 {
     *number = 0;
     for (size_t i = 0; i < text.size; i++) {
-        if (text.data[i] < '0' || text.data[i] > '9' || i == 9) return false;
+        if (!tsr_is_digit(text.data[i]) || i == 9) return false;
         *number = *number * 10 + (uint64_t)(text.data[i] - '0');
     }
     return text.size > 0;

@@ -60,8 +60,7 @@ static uint64_t leading_number(const char *text, size_t size)
     size_t at = 0;
     while (at < size && (text[at] == ' ' || (text[at] >= '\t' && text[at] <= '\r'))) at++;
     if (at < size && text[at] == '+') at++;
-    for (; at < size && text[at] >= '0' && text[at] <= '9' && value < UINT32_MAX; at++)
-        value = value * 10 + (uint64_t)(text[at] - '0');
+    for (; at < size && tsr_is_digit(text[at]) && value < UINT32_MAX; at++) value = value * 10 + (uint64_t)(text[at] - '0');
     return value;
 }
 
@@ -97,8 +96,8 @@ static tsr_status judge_alignment(const tsr_torch_build *build, const tsr_zip_wi
     if (!build->findings || !member) return TSR_OK;
     if (known) TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, (size_t)member->size, err));
     for (size_t i = 0; known && i < member->size; i++) {
-        digits |= text[i] >= '0' && text[i] <= '9';
-        known = (text[i] >= '0' && text[i] <= '9') || (text[i] && strchr(" \n_+-", text[i]));
+        digits |= tsr_is_digit(text[i]);
+        known = tsr_is_digit(text[i]) || (text[i] && strchr(" \n_+-", text[i]));
     }
     if (known && digits) return TSR_OK;
     tsr_place place = {build->file_name, member->byte_offset, {NULL, 0}};
@@ -131,7 +130,7 @@ static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, bo
 static bool torch_is_storage(const tsr_zip *zip, const tsr_zip_member *member)
 {
     const size_t top = zip->top.size ? zip->top.size + 1 : 0;
-    return tsr_str_starts((tsr_str){member->name.data + top, member->name.size - top}, TSR_STR("data/"));
+    return tsr_str_starts(tsr_str_after(member->name, top), TSR_STR("data/"));
 }
 
 static bool storages_unsummed(const tsr_zip *zip)

@@ -40,11 +40,6 @@ const tsr_reader *tsr_torch_kind(tsr_str head, uint64_t size)
     return is_zip(head) ? &tsr_reader_torch_zip : is_legacy(head) ? &tsr_reader_torch_legacy : NULL;
 }
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* Whether there are two or more files whose names differ only in a number, and the numbers are 0 … n-1 or 1 … n: one file per
  * rank. If the names mention steps or epochs, the files are separate checkpoints, unless the names mention ranks as well. Sets
  * the files' numbers. */
@@ -62,8 +57,8 @@ static bool are_ranks(const tsr_store *store, tsr_numbered_files *files)
         prefix = at;
         suffix = back;
     }
-    while (prefix > 0 && is_digit(first.data[prefix - 1])) prefix--;
-    while (suffix > 0 && is_digit(first.data[first.size - suffix])) suffix--;
+    while (prefix > 0 && tsr_is_digit(first.data[prefix - 1])) prefix--;
+    while (suffix > 0 && tsr_is_digit(first.data[first.size - suffix])) suffix--;
     const tsr_str head = {first.data, prefix}, tail = {first.data + first.size - suffix, suffix};
     if (tsr_str_starts(tail, TSR_STR("-of-"))) return false;
     const bool ranks = tsr_name_holds(head, TSR_STR("rank"));

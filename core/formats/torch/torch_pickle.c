@@ -24,7 +24,7 @@ static bool torch_split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
     while (dot > 0 && dotted.data[dot - 1] != '.') dot--;
     if (dot < 2 || dot == dotted.size) return false;
     *module = (tsr_str){dotted.data, dot - 1};
-    *name = (tsr_str){dotted.data + dot, dotted.size - dot};
+    *name = tsr_str_after(dotted, dot);
     return true;
 }
 

@@ -34,11 +34,6 @@ static tsr_place in_file(const ranks *r, uint32_t i, tsr_str fqn)
     return (tsr_place){name_of(r, i), TSR_NO_POSITION, fqn};
 }
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* The number in a file's name at the position where the names differ. recognize.c has made sure that each name has one
  * there. */
 static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
@@ -48,8 +43,8 @@ static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
     size_t at = 0;
     uint64_t number = 0;
     while (at < name.size && at < other.size && name.data[at] == other.data[at]) at++;
-    while (at && is_digit(name.data[at - 1])) at--;
-    for (; at < name.size && is_digit(name.data[at]) && number <= INT32_MAX; at++)
+    while (at && tsr_is_digit(name.data[at - 1])) at--;
+    for (; at < name.size && tsr_is_digit(name.data[at]) && number <= INT32_MAX; at++)
         number = number * 10 + (uint64_t)(name.data[at] - '0');
     return (tsr_torch_rank){.hinted = number <= INT32_MAX, .hint = (uint32_t)number};
 }

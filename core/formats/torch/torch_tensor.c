@@ -474,7 +474,7 @@ static tsr_str present_name(tsr_str name)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (tsr_str_equal(name, tsr_str_from(rows[i].pickled))) return tsr_str_from(rows[i].name);
     if (!tsr_str_starts(name, exceptions)) return name;
-    return (tsr_str){name.data + exceptions.size, name.size - exceptions.size}; /* "ValueError", as for "int" */
+    return tsr_str_after(name, exceptions.size); /* "ValueError", as for "int" */
 }
 
 static tsr_str type_name(const tsr_value *value)

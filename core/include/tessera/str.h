@@ -65,6 +65,35 @@ TSR_INLINE bool tsr_str_ends(tsr_str s, tsr_str suffix)
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
 }
 
+/* `s` without its first `count` bytes; it has as many. */
+static inline tsr_str tsr_str_after(tsr_str s, size_t count)
+{
+    return TSR_LITERAL(tsr_str){s.data + count, s.size - count};
+}
+
+/* Skips `prefix` at the beginning of *s. Returns false, and leaves *s as it is, if *s does not begin with it. */
+static inline bool tsr_str_skip(tsr_str *s, tsr_str prefix)
+{
+    if (!tsr_str_starts(*s, prefix)) return false;
+    *s = tsr_str_after(*s, prefix.size);
+    return true;
+}
+
+/* Returns what precedes the first `end` in *s, or all of *s if it has none. *s becomes what follows. */
+static inline tsr_str tsr_str_take(tsr_str *s, char end)
+{
+    const char *at = s->size ? (const char *)memchr(s->data, end, s->size) : NULL;
+    const tsr_str first = {s->data, at ? (size_t)(at - s->data) : s->size};
+    *s = tsr_str_after(*s, first.size + (at != NULL));
+    return first;
+}
+
+/* Whether `c` is an ASCII digit, whatever the locale. */
+static inline bool tsr_is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
 /* Whether `part` occurs in `s`; an empty part does not. */
 TSR_INLINE bool tsr_str_contains(tsr_str s, tsr_str part)
 {

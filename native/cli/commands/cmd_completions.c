@@ -46,7 +46,7 @@ static value_meaning meaning_of(tsr_str text)
 static value_placeholder placeholder_of(tsr_str text)
 {
     value_placeholder out = {.text = text};
-    if (tsr_str_starts(out.text, TSR_STR("["))) out.text = (tsr_str){text.data + 1, text.size - 1};
+    if (tsr_str_starts(out.text, TSR_STR("["))) out.text = tsr_str_after(text, 1);
     if (tsr_str_ends(out.text, TSR_STR("]"))) out.text.size--;
     if (tsr_str_ends(out.text, TSR_STR("…"))) {
         out.text.size -= strlen("…");
@@ -472,7 +472,7 @@ enum { MOST_NAMES = 1000 };
 static bool is_visible(tsr_str name)
 {
     size_t at = 0, length = 1;
-    for (; at < name.size && length; at += length) length = tsr_str_visible((tsr_str){name.data + at, name.size - at});
+    for (; at < name.size && length; at += length) length = tsr_str_visible(tsr_str_after(name, at));
     return name.size && length;
 }
 

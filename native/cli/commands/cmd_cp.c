@@ -350,7 +350,7 @@ static tsr_str base_name(tsr_str name)
 {
     size_t start = name.size;
     while (start && name.data[start - 1] != '/') start--;
-    return (tsr_str){name.data + start, name.size - start};
+    return tsr_str_after(name, start);
 }
 
 /* Whether a file lists the files of a checkpoint, or of several: it makes them a checkpoint. */

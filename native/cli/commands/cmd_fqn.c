@@ -224,7 +224,7 @@ typedef struct keys {
 static tsr_status copy_key(const tsr_entry *entry, size_t cut, tsr_arena *arena, cli_known_name *out, tsr_error *err)
 {
     uint64_t *shape = tsr_arena_array(arena, entry->ndim, sizeof *shape, err); /* the arena outlives the session */
-    out->name = tsr_arena_str(arena, (tsr_str){entry->fqn.data + cut, entry->fqn.size - cut}, err);
+    out->name = tsr_arena_str(arena, tsr_str_after(entry->fqn, cut), err);
     if (!shape || !out->name.data) return TSR_E_NOMEM;
     if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
     out->shape = shape;

@@ -170,7 +170,7 @@ static tsr_str source_name(const job *j, tsr_error *err)
     while (name.size > 1 && name.data[name.size - 1] == '/') name.size--;
     for (size_t i = name.size; i-- > 0;) {
         if (name.data[i] != '/') continue;
-        name = (tsr_str){name.data + i + 1, name.size - i - 1};
+        name = tsr_str_after(name, i + 1);
         break;
     }
     return tsr_arena_format(j->arena, err, "%.*s%s", TSR_STR_ARG(name), is_file ? "" : ".pt");

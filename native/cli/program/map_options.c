@@ -81,7 +81,7 @@ static tsr_str end_of(tsr_str module)
     size_t at = module.size;
     for (unsigned dots = 0; at && (module.data[at - 1] != '.' || ++dots < 2); at--) {
     }
-    return (tsr_str){module.data + at, module.size - at};
+    return tsr_str_after(module, at);
 }
 
 /* Orders names by their last characters first. */

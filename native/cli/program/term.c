@@ -24,7 +24,7 @@ static unsigned walk(FILE *file, tsr_str text, unsigned from, unsigned to)
     char escape[TSR_ESCAPE_SIZE];
     tsr_str shown;
     for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
+        at += tsr_str_step(tsr_str_after(text, at), escape, &shown);
         const unsigned wide = shown.data == escape ? (unsigned)shown.size : 1;
         if (file && column >= from && column + wide <= to) fwrite(shown.data, 1, shown.size, file);
         column += wide;

@@ -9,6 +9,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 typedef struct builder {
@@ -153,18 +154,6 @@ typedef struct numbered {
     uint32_t node;
 } numbered;
 
-/* Whether a component is a plain number of at most nine digits. */
-static bool number_of(tsr_str name, uint64_t *number)
-{
-    if (name.size == 0 || name.size > 9 || (name.size > 1 && name.data[0] == '0')) return false;
-    *number = 0;
-    for (size_t i = 0; i < name.size; i++) {
-        if (name.data[i] < '0' || name.data[i] > '9') return false;
-        *number = *number * 10 + (uint64_t)(name.data[i] - '0');
-    }
-    return true;
-}
-
 static int numbered_order(const void *a, const void *b)
 {
     const numbered *x = a, *y = b;
@@ -207,7 +196,7 @@ static tsr_status fold(cli_listing *listing, tsr_error *err)
         numbers.count = 0;
         for (uint32_t c = listing_node_at(listing, i)->first; c != CLI_NO_NODE; c = listing_node_at(listing, c)->next) {
             uint64_t number;
-            if (!number_of(listing_node_at(listing, c)->name, &number)) continue;
+            if (!tsr_component_number(listing_node_at(listing, c)->name, &number)) continue;
             numbered *item = tsr_vec_push(&numbers, err);
             if (!item) status = TSR_E_NOMEM;
             else *item = (numbered){listing_node_at(listing, c)->signature, number, c};
@@ -273,7 +262,7 @@ static void append(walker *w, const char *data, size_t size)
 static bool follows(tsr_str a, tsr_str b)
 {
     uint64_t x, y;
-    return number_of(a, &x) && number_of(b, &y) && y == x + 1;
+    return tsr_component_number(a, &x) && tsr_component_number(b, &y) && y == x + 1;
 }
 
 /* Appends "name", or "{0-4,6-31}". After a few ranges, "…" replaces the rest. */

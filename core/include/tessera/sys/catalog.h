@@ -42,7 +42,7 @@ TSR_INLINE tsr_str tsr_last_component(tsr_str name)
 {
     size_t at = name.size;
     while (at && name.data[at - 1] != '.') at--;
-    return at ? TSR_LITERAL(tsr_str){name.data + at, name.size - at} : name;
+    return at ? tsr_str_after(name, at) : name;
 }
 
 /* Whether two shapes have the same number of dimensions and the same sizes. */

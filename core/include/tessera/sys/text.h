@@ -31,6 +31,9 @@ const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT]);
  * one byte. */
 bool tsr_size_parse(const char *text, uint64_t *bytes);
 
+/* A component of a name that counts layers or items of a list: at most nine digits, and no leading zeros. false: `text` is not one. */
+bool tsr_component_number(tsr_str text, uint64_t *index);
+
 /* Text from files as it may be shown to people: what cannot be seen, or could change a terminal, is escaped.
  *
  * Example:
@@ -40,7 +43,7 @@ bool tsr_size_parse(const char *text, uint64_t *bytes);
  *         tsr_str shown;
  *         const size_t step = tsr_str_step(text, escape, &shown);
  *         printf("%.*s", TSR_STR_ARG(shown));
- *         text = (tsr_str){text.data + step, text.size - step};
+ *         text = tsr_str_after(text, step);
  *     } */
 
 /* Bytes of the character at the head of `text` where people can see it; 0 where it has to be escaped: a control, something
@@ -76,6 +79,15 @@ const char *tsr_suggest(const char *wrong, const void *words, size_t step);
  * `capacity` bytes, no NUL; 3 * path.size hold any result, a longer one is cut behind a whole byte of `path`. Returns the
  * bytes written. */
 size_t tsr_uri_path(tsr_str path, char *out, size_t capacity);
+
+/* Decodes every %XX of `text`, and with `plus_is_space`, '+' as well. `out` has text.size bytes. Returns how many of them were written. */
+size_t tsr_uri_decode(tsr_str text, bool plus_is_space, char *out);
+
+/* The value of a hexadecimal digit; -1 for any other character. */
+static inline int tsr_hex_digit(char c)
+{
+    return tsr_is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
 
 /* `text` as it may be shown and kept: of a URL (anything that begins with a scheme and "://") the user and password and the
  * fragment are left out, and every value of its query that is not known to be harmless becomes "***". Otherwise the
