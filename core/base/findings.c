@@ -24,7 +24,6 @@ typedef struct rule_count {
 } rule_count;
 
 struct tsr_findings {
-    const tsr_allocator *allocator;
     tsr_arena *arena;
     tsr_vec list;      /* of tsr_finding */
     rule_count *rules; /* indexed like the rule table */
@@ -43,7 +42,6 @@ tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_
         tsr_arena_free(arena);
         return NULL;
     }
-    findings->allocator = allocator;
     findings->arena = arena;
     findings->list = tsr_vec_of(allocator, sizeof(tsr_finding));
     findings->rules = counts;

@@ -395,7 +395,6 @@ tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_a
     if (options->dequantize) {
         TSR_TRY(dequantize_open(layers->top, tsr_str_from(options->dtype), &done, err));
         tsr_layers_add(layers, done.layer);
-        layers->products = done.dtype;
     }
     if (wanted->adapter) TSR_TRY(fold(layers, wanted, err));
     if (wanted->map.data) TSR_TRY(apply_map(layers, wanted, arena, err));

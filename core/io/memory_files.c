@@ -13,7 +13,6 @@ typedef struct memory_output {
     const tsr_allocator *allocator;
     tsr_arena *names;
     tsr_vec files; /* of written_file */
-    bool published;
 } memory_output;
 
 typedef struct written_file {
@@ -57,9 +56,9 @@ static tsr_status memory_write_at(tsr_output *output, uint32_t file, uint64_t of
 
 static tsr_status memory_publish(tsr_output *output, uint32_t marker, tsr_error *err)
 {
+    (void)output;
     (void)marker;
     (void)err;
-    ((memory_output *)output)->published = true;
     return TSR_OK;
 }
 
@@ -83,8 +82,7 @@ tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out
     *memory = (memory_output){{memory_create, memory_write_at, NULL, memory_publish, memory_close, NULL, 0},
                               allocator,
                               names,
-                              tsr_vec_of(allocator, sizeof(written_file)),
-                              false};
+                              tsr_vec_of(allocator, sizeof(written_file))};
     *out = &memory->base;
     return TSR_OK;
 }

@@ -376,7 +376,6 @@ static tsr_status check_named(checking *c, const tsr_stored_optimizer *of, tsr_e
 
 /* The tensors of one state dict, in its order, without further names of the same weight. */
 typedef struct weights {
-    tsr_str name;    /* "model" */
     tsr_vec tensors; /* const tsr_entry * */
     size_t buffers;  /* how many have the name of a buffer */
 } weights;
@@ -422,7 +421,7 @@ static tsr_status list_weights(checking *c, tsr_vec *out, tsr_error *err)
         if (status != TSR_OK || !fresh) continue; /* tied weights are one parameter */
         status = tsr_map_put(dicts, dict_of(entry), (uint32_t)out->count, &known, &fresh, err);
         weights *dict = status != TSR_OK ? NULL : fresh ? tsr_vec_push(out, err) : (weights *)out->items + *known;
-        if (dict && fresh) *dict = (weights){dict_of(entry), tsr_vec_of(c->host->allocator, sizeof entry), 0};
+        if (dict && fresh) *dict = (weights){tsr_vec_of(c->host->allocator, sizeof entry), 0};
         slot = dict ? tsr_vec_push(&dict->tensors, err) : NULL;
         if (!slot) {
             status = TSR_E_NOMEM;

@@ -137,20 +137,14 @@ static tsr_status add_name(counter *c, tsr_str name, unsigned wanted)
 
 /* ---- comparison with each other ---- */
 
-/* A name inside a layer in three parts, such as "model.layers.3", "3" and "mlp.gate.weight". */
-typedef struct layered {
-    tsr_str layer, index, rest;
-} layered;
-
-static bool find_layer(tsr_str name, layered *out)
+/* The "3" of "model.layers.3.mlp.gate.weight"; false if the name is not inside a layer. */
+static bool find_layer(tsr_str name, tsr_str *index)
 {
     unsigned kind = NEITHER;
     for (size_t at = 0, end; at < name.size; at = end + 1) {
-        out->index = component_at(name, at, &end);
-        out->layer = (tsr_str){name.data, end};
-        out->rest = (tsr_str){name.data + end + 1, name.size - end - 1};
-        if (kind == LAYERS && is_index(out->index)) return end < name.size;
-        kind = kind_of(out->index);
+        *index = component_at(name, at, &end);
+        if (kind == LAYERS && is_index(*index)) return end < name.size;
+        kind = kind_of(*index);
     }
     return false;
 }
@@ -158,8 +152,8 @@ static bool find_layer(tsr_str name, layered *out)
 /* Returns "layer 3" for "model.layers.3.mlp.experts", or the prefix in quotes if it is not inside a layer. */
 static tsr_str layer_of(const counter *c, tsr_str prefix)
 {
-    layered found;
-    if (find_layer(prefix, &found)) return tsr_arena_format(c->s->arena, c->s->err, "layer %.*s", TSR_STR_ARG(found.index));
+    tsr_str index;
+    if (find_layer(prefix, &index)) return tsr_arena_format(c->s->arena, c->s->err, "layer %.*s", TSR_STR_ARG(index));
     return tsr_arena_format(c->s->arena, c->s->err, "'%.*s'", TSR_STR_ARG(prefix));
 }
 

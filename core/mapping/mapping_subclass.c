@@ -12,8 +12,7 @@ enum { DEEPEST = 8, MOST_STATE = 1 << 16, MOST_PARTS = 16 };
 /* What is known of a weight, however it is stored. */
 typedef struct weight {
     tsr_mapped *m;
-    const tsr_entry *entry; /* the object, or the numbers */
-    tsr_str name, type;     /* of the weight; the type ends in the name of its class */
+    tsr_str name, type; /* of the weight; the type ends in the name of its class */
     const tsr_entry *data, *scale, *zero, *tensor_scale;
     const uint64_t *shape; /* NULL: unknown */
     uint32_t ndim;
@@ -337,7 +336,6 @@ tsr_status tsr_subclass_find(tsr_mapped *m, const tsr_entry *object, bool given,
                              tsr_error *err)
 {
     weight w = {.m = m,
-                .entry = object,
                 .name = object->fqn,
                 .type = object->type,
                 .shape = object->shape,
@@ -449,7 +447,7 @@ static tsr_status read_state(weight *w, const cJSON *stated, tsr_subclass_parts 
 tsr_status tsr_subclass_find_flattened(tsr_mapped *m, const tsr_entry *numbers, const tsr_map *pairs, bool given,
                                        tsr_subclass_parts *parts, tsr_scaling *how, tsr_error *err)
 {
-    weight w = {.m = m, .entry = numbers, .err = err};
+    weight w = {.m = m, .err = err};
     cJSON *stated = NULL;
     *parts = (tsr_subclass_parts){.data = NULL};
     if (!pairs || numbers->kind != TSR_ENTRY_TENSOR || !tsr_str_ends(numbers->fqn, TSR_STR("_qdata"))) return TSR_OK;

@@ -667,7 +667,6 @@ static tsr_status suggest(tsr_suggester *s, tsr_map_suggestion *out)
     if (s->notes.count) memcpy(notes, s->notes.items, s->notes.count * sizeof *notes);
     out->notes = notes;
     out->note_count = s->notes.count;
-    out->rule_count = s->rules.count;
     return TSR_OK;
 }
 

@@ -313,7 +313,6 @@ static tsr_status place_group(tsr_ds_weights *w, uint32_t s, uint32_t count, uin
     segment->count = count;
     for (uint32_t i = 0; i < count; i++) {
         tsr_ds_weight *weight = &w->weights[(*next)++];
-        weight->segment = s;
         weight->offset = at;
         at += weight->elements;
         if (tsr_ds_number(tsr_ds_item(paddings, i), &padding) && padding < UINT32_MAX) at += padding;
@@ -352,7 +351,6 @@ static tsr_status place_shares(tsr_ds_weights *w, bool *found, tsr_error *err)
             return report(w, found, "parameters", s < w->segment_count ? w->segments[s].slice : 0, at + weight->share, err);
         if (w->segments[s].count == 0) w->segments[s].first = i;
         w->segments[s].count++;
-        weight->segment = s;
         weight->offset = at;
         at += weight->share;
     }

@@ -123,7 +123,6 @@ typedef struct tsr_ds_weight {
     tsr_str name;
     const uint64_t *shape;
     uint32_t ndim;
-    uint32_t segment;
     uint64_t elements;
     uint64_t offset; /* ZeRO 1, 2: in the segment's buffer; ZeRO 3: in each rank's tensor of the segment */
     uint64_t share;  /* ZeRO 3: elements per rank, including padding; otherwise 0 */

@@ -782,7 +782,6 @@ tsr_status tsr_run_search(tsr_store *store, const tsr_host *host, tsr_open_fn *o
     tsr_vec steps = tsr_vec_of(host->allocator, sizeof(tsr_run_step)), owned = tsr_vec_of(host->allocator, sizeof(tsr_str));
     f.steps = &steps;
     const tsr_status status = judge_all(&f, &steps, &owned, out);
-    out->deeper = latest.deeper;
     tsr_vec_free(&steps);
     tsr_vec_free(&owned);
     tsr_vec_free(&f.passed_over);

@@ -410,10 +410,9 @@ static tsr_status vllm_choose(const tsr_shards_settings *s, const tsr_shards_hel
 
 /* ---- choosing a map by name ---- */
 
-static const tsr_shards_family meta_llama = {"meta-llama", NULL, meta_settings, meta_choose};
-static const tsr_shards_family megatron_gpt = {"megatron-gpt", "**.layers.{layer}.{rest...}", megatron_settings,
-                                               megatron_choose};
-static const tsr_shards_family vllm = {"vllm", NULL, vllm_settings, vllm_choose};
+static const tsr_shards_family meta_llama = {NULL, meta_settings, meta_choose};
+static const tsr_shards_family megatron_gpt = {"**.layers.{layer}.{rest...}", megatron_settings, megatron_choose};
+static const tsr_shards_family vllm = {NULL, vllm_settings, vllm_choose};
 
 const tsr_shards *tsr_shards_built_in(tsr_str name)
 {

@@ -62,7 +62,6 @@ typedef struct tsr_shards_choice {
 
 /* A built-in map. */
 typedef struct tsr_shards_family {
-    const char *name;
     const char *stage_pattern; /* NULL if there are no pipeline stages */
     /* Reads the settings before the entries are joined. Fails if settings that the map needs are missing or contradict the
      * files. */

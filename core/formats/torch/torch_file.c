@@ -380,7 +380,6 @@ static tsr_status legacy_build_values(tsr_checkpoint *checkpoint, tsr_torch_buil
     uint64_t end = 0;
     TSR_TRY(legacy_locate_storages(checkpoint, build, p, runs, &end, err));
     TSR_TRY(judge_all(build, p, end, checkpoint->store->files[build->file].size, err));
-    out->file = build->file;
     out->storage_count = (uint32_t)build->storages.count;
     out->rank = build->rank;
     out->pickle_bytes = p->at[OBJECT + 1] - p->at[OBJECT];
@@ -457,11 +456,8 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
                 "%.*s is one rank's local checkpoint of nvidia-resiliency-ext (%s), which is not supported: its "
                 "LocalCheckpointManager loads it in the job that wrote it",
                 TSR_STR_ARG(checkpoint->store->files[file].name), foreign_root(item.root));
-    *out = (tsr_torch_file){file,
-                            item.root,
-                            item.storage_count,
-                            {item.rank_known, item.rank, item.world, rank.hinted, rank.hint},
-                            item.pickle_bytes};
+    *out = (tsr_torch_file){
+        item.root, item.storage_count, {item.rank_known, item.rank, item.world, rank.hinted, rank.hint}, item.pickle_bytes};
     for (uint32_t i = 0; i < item.zip.count; i++) {
         const tsr_zip_member *m = &item.zip.members[i];
         const bool has_crc = !item.zip.crc_absent && !(item.storages_unsummed && torch_is_storage(&item.zip, m));

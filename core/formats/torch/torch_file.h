@@ -11,7 +11,6 @@
 #include "tessera/findings.h"
 
 typedef struct tsr_torch_file {
-    uint32_t file;
     const tsr_value *root;
     uint32_t storage_count;
     tsr_torch_rank rank;

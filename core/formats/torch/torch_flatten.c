@@ -131,7 +131,6 @@ static bool torch_is_kept(const tsr_value *value)
 
 /* A search through a list of lists. */
 typedef struct search {
-    const tsr_host *host;
     tsr_map *lists; /* list → 1: a leaf */
     tsr_vec stack;  /* tsr_torch_level */
     tsr_error *err;
@@ -174,7 +173,7 @@ static tsr_status is_leaf_list(const tsr_host *host, tsr_map *lists, const tsr_v
     uint32_t known = tsr_map_get(lists, tsr_torch_container_key(list), 2);
     *leaf = known != 0;
     if (known != 2) return TSR_OK;
-    search s = {host, lists, tsr_vec_of(host->allocator, sizeof(tsr_torch_level)), err};
+    search s = {lists, tsr_vec_of(host->allocator, sizeof(tsr_torch_level)), err};
     tsr_torch_level *first = tsr_vec_push(&s.stack, err);
     tsr_status status = first ? mark_list(&s, list, true) : TSR_E_NOMEM;
     if (first) *first = (tsr_torch_level){.container = list};

@@ -24,7 +24,6 @@ typedef enum then {
  * the names at the even places before the walk fills in the odd. */
 typedef struct frame {
     tsr_value *value;
-    tsr_ref ref;
     then then;
     tsr_ref args; /* of the wrapper (DTENSOR, SHARDED) or the call (PARAMETER) */
     tsr_ref state;
@@ -816,7 +815,7 @@ static tsr_status visit(walk *w, tsr_ref ref, const tsr_value **out, tsr_error *
     if (!value) return TSR_E_NOMEM;
     *out = value;
     TSR_TRY(memo_put(&w->memo, ref, value, err));
-    frame next = {.value = value, .ref = ref};
+    frame next = {.value = value};
     TSR_TRY(enter(w, value, ref, &next, err));
     if (next.next == next.count) return finish(w, &next, err);
     value->expanded = TSR_VALUE_ENDLESS; /* as long as it is open: what is inside it and holds it has no end */

@@ -19,7 +19,6 @@
 typedef struct view {
     const cli_terminal *out;
     const cli_session *session;
-    const tsr_command_options *arguments;
     cli_listing listing;
     tsr_vec partners;                                         /* tensors, sorted by storage */
     unsigned name_width, type_width, shape_width, size_width; /* in columns */
@@ -771,7 +770,7 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const t
 static tsr_status inspect_text(cli *program, const cli_session *session, const tsr_command_options *arguments,
                                tsr_ring *ring, tsr_error *err)
 {
-    view v = {.out = &program->out, .session = session, .arguments = arguments};
+    view v = {.out = &program->out, .session = session};
     if (ring) return put_values(session, arguments, ring, err);
     tsr_status status = cli_listing_build(session->catalog, &arguments->selection, &v.listing, err);
     if (status == TSR_OK) {

@@ -30,13 +30,13 @@ static tsr_status fits_tree(const tsr_module_tensor *of, const tsr_tensor *tenso
     return status;
 }
 
-static tsr_status add_item(walking *w, tsr_str prefix, const tsr_module_tensor *of, tsr_state_kind kind, tsr_error *err)
+static tsr_status add_item(walking *w, tsr_str prefix, const tsr_module_tensor *of, tsr_error *err)
 {
     const tsr_str raw = joined(w, prefix, of ? of->name : TSR_STR("_extra_state"), err);
     if (!raw.data) return TSR_E_NOMEM;
     TSR_FAIL_IF(w->items.count >= w->host->limits.entries, err, TSR_E_LIMIT, "model: more than %" PRIu64 " names",
                 (uint64_t)w->host->limits.entries);
-    tsr_model_item item = {.raw = raw, .kind = kind};
+    tsr_model_item item = {.raw = raw};
     if (of) {
         const uint32_t id = tsr_tensor_ids_get(&w->ids, &of);
         item.tensor = id == TSR_NO_ID ? NULL : w->held[id];
@@ -59,11 +59,10 @@ static bool modified_away(const tsr_module *module, tsr_str child)
 
 static tsr_status add_own(walking *w, const tsr_module *module, tsr_str prefix, tsr_error *err)
 {
-    for (size_t i = 0; i < module->parameter_count; i++)
-        TSR_TRY(add_item(w, prefix, &module->parameters[i], TSR_STATE_PARAMETER, err));
+    for (size_t i = 0; i < module->parameter_count; i++) TSR_TRY(add_item(w, prefix, &module->parameters[i], err));
     for (size_t i = 0; i < module->buffer_count; i++)
-        if (module->buffers[i].persistent) TSR_TRY(add_item(w, prefix, &module->buffers[i], TSR_STATE_BUFFER, err));
-    return module->extra_state ? add_item(w, prefix, NULL, TSR_STATE_EXTRA, err) : TSR_OK;
+        if (module->buffers[i].persistent) TSR_TRY(add_item(w, prefix, &module->buffers[i], err));
+    return module->extra_state ? add_item(w, prefix, NULL, err) : TSR_OK;
 }
 
 /* The tree is no deeper than limits.depth, because tsr_modules_new refuses deeper ones. */
@@ -231,11 +230,6 @@ static tsr_status item_tensor(const tsr_fsdp_model *units, const tsr_fsdp_item *
     return TSR_OK;
 }
 
-static tsr_state_kind kind_of(const tsr_fsdp_item *item)
-{
-    return item->kind == TSR_ITEM_EXTRA ? TSR_STATE_EXTRA : item->buffer ? TSR_STATE_BUFFER : TSR_STATE_PARAMETER;
-}
-
 /* Lists what units save. `raw` is FSDP1's key; the `tensor` of an original is a whole meta tensor. */
 static tsr_status unit_items(const tsr_fsdp_bound *bound, tsr_arena *arena, tsr_model_items *out, tsr_error *err)
 {
@@ -246,8 +240,7 @@ static tsr_status unit_items(const tsr_fsdp_bound *bound, tsr_arena *arena, tsr_
     for (size_t i = 0; i < units->items.count; i++) {
         if (!tsr_fsdp_is_saved(units, &items[i])) continue;
         tsr_model_item *item = &out->items[out->count++];
-        *item =
-            (tsr_model_item){.raw = items[i].fqn, .kind = kind_of(&items[i]), .unit = items[i].kind == TSR_ITEM_ORIGINAL};
+        *item = (tsr_model_item){.raw = items[i].fqn, .unit = items[i].kind == TSR_ITEM_ORIGINAL};
         TSR_TRY(item_tensor(units, &items[i], arena, &item->tensor, err));
         TSR_TRY(tsr_model_fqn(bound->model->modules, item->raw, arena, &item->fqn, &item->renamed, err));
     }

@@ -16,9 +16,8 @@
 typedef struct tsr_model_item {
     tsr_str raw; /* the name in nn.Module.state_dict(), with the components of all wrappers */
     tsr_str fqn;
-    bool renamed; /* PyTorch finds it under another key of model.state_dict() */
-    bool unit;    /* a unit of FSDP1 manages it */
-    tsr_state_kind kind;
+    bool renamed;       /* PyTorch finds it under another key of model.state_dict() */
+    bool unit;          /* a unit of FSDP1 manages it */
     tsr_tensor *tensor; /* NULL: extra state */
 } tsr_model_item;
 

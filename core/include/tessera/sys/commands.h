@@ -350,7 +350,6 @@ typedef struct tsr_layers {
     tsr_checkpoint *top;                    /* the last layer, or what they lie on */
     tsr_checkpoint *items[TSR_MOST_LAYERS]; /* each over the one before */
     unsigned count;
-    tsr_dtype products;      /* --dequantize: the dtype that numbers were multiplied to; otherwise TSR_DTYPE_NONE */
     tsr_quantized quantized; /* --quantize: what was quantized and what was kept */
 } tsr_layers;
 

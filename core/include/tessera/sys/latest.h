@@ -74,7 +74,6 @@ typedef struct tsr_run_checkpoints {
     tsr_run_checkpoint *items; /* the newest first */
     size_t count;
     tsr_str unlisted, unlisted_why; /* as in tsr_latest */
-    bool deeper;
 } tsr_run_checkpoints;
 
 /* As tsr_latest_find, but judges every step. A run without steps gives at most one checkpoint, without a step. A checkpoint of which

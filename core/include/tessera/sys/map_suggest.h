@@ -16,7 +16,6 @@ typedef struct tsr_map_suggestion {
     tsr_str document; /* tessera.map/1: the rules that could be decided; its `refuse` makes names without a rule an error */
     const tsr_str *notes; /* the names that could not be decided, one line each, with the candidates */
     size_t note_count;
-    uint64_t rule_count;
 } tsr_map_suggestion;
 
 /* Names that differ only in numbers are one pattern. Patterns of A and B are paired if the numbers and the shapes fit:
