@@ -141,11 +141,6 @@ static void deep_close(tsr_deep *c)
 
 /* ---- pieces ---- */
 
-static bool is_scanned(tsr_dtype part)
-{
-    return tsr_float_form_of(part) || part == TSR_BOOL;
-}
-
 /* Where the slice that begins at `at` ends: after a whole number of elements. */
 static size_t slice_end(const piece *p, size_t at)
 {
@@ -286,7 +281,7 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
     const tsr_entry *entry = extent->entry;
     const tsr_dtype part = entry && extent->chunk ? tsr_dtype_part(entry->dtype) : TSR_DTYPE_NONE;
     uint64_t elements, bytes;
-    if (!is_scanned(part) || is_replica(extent)) return TSR_DTYPE_NONE;
+    if (!(tsr_float_form_of(part) || part == TSR_BOOL) || is_replica(extent)) return TSR_DTYPE_NONE;
     if (entry->per_rank) { /* one rank's tensor, which is the whole extent */
         *to = extent->byte_length;
         return part;

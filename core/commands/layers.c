@@ -95,11 +95,6 @@ static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str
     return tsr_rename_apply(r->renames, r->count, fqn, arena, out, err);
 }
 
-static void *selection_of(const tsr_command_options *options)
-{
-    return (void *)(uintptr_t)&options->selection;
-}
-
 /* The dtype to which what is written is cast: that of --dtype, but TSR_DTYPE_NONE with --quantize, which casts before. */
 static tsr_status cast_layer(const tsr_command_options *options, tsr_dtype *out, tsr_error *err)
 {
@@ -124,7 +119,7 @@ tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_contai
     *out = (tsr_convert_options){.to = to,
                                  .objects = (tsr_objects)options->objects,
                                  .want = tsr_globs_want,
-                                 .want_ctx = selection_of(options),
+                                 .want_ctx = (void *)(uintptr_t)&options->selection,
                                  .raw_cast = options->raw_cast,
                                  .max_memory = (size_t)options->max_memory,
                                  .ignore_crc = options->ignore_crc,

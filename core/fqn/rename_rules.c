@@ -33,11 +33,6 @@ typedef struct search {
     tsr_vec rules;  /* tsr_rename_rule */
 } search;
 
-static bool is_open(const tsr_name_pair *pair)
-{
-    return pair->to.data && !tsr_str_equal(pair->from, pair->to);
-}
-
 /* The number of bytes in the longest common end that consists of whole components. */
 static size_t common_end(tsr_str a, tsr_str b)
 {
@@ -163,7 +158,7 @@ static tsr_status run(search *s, tsr_error *err)
         const tsr_name_pair *pair = &s->pairs[i];
         TSR_TRY(tsr_map_put(s->taken, pair->to.data ? pair->to : pair->from, 1, NULL, NULL, err));
         s->names[i] = pair->from;
-        s->done[i] = !is_open(pair);
+        s->done[i] = !pair->to.data || tsr_str_equal(pair->from, pair->to);
         open += !s->done[i];
         if (!s->done[i]) TSR_TRY(propose_all(s, pair->from, pair->to, err));
     }

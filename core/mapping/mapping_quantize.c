@@ -77,11 +77,6 @@ static tsr_status room_open(const tsr_quantized_weight *w, room *out, tsr_error 
     return TSR_OK;
 }
 
-static void room_close(const tsr_quantized_weight *w, const room *r)
-{
-    tsr_free(w->shared->source->host->allocator, r->bytes, 1, r->size);
-}
-
 /* Reads elements [first, first + count), at most STEP_ELEMENTS, into r->values. Adds what the cast to the dtype of the options
  * loses to *losses. */
 static tsr_status load(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, tsr_cast_losses *losses,
@@ -230,7 +225,7 @@ static tsr_status in_room(put_fn *put, const tsr_quantized_weight *w, uint64_t f
     room r;
     TSR_TRY(room_open(w, &r, err));
     const tsr_status status = put(w, first, count, &r, out, losses, err);
-    room_close(w, &r);
+    tsr_free(w->shared->source->host->allocator, r.bytes, 1, r.size);
     return status;
 }
 

@@ -716,11 +716,6 @@ static tsr_status fill_slots(tsr_mapped *m, const tsr_map_binding *binding, tsr_
     return TSR_OK;
 }
 
-static tsr_str decimal(uint64_t number, tsr_arena *arena, tsr_error *err)
-{
-    return tsr_arena_format(arena, err, "%llu", (unsigned long long)number);
-}
-
 static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint32_t s, const tsr_map_slot *slot,
                             tsr_error *err)
 {
@@ -728,7 +723,7 @@ static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint3
     for (uint64_t i = 0; i < slot->count; i++) {
         tsr_entry entry;
         if (rule->unfolded != TSR_NO_CAPTURE) {
-            binding->values[rule->unfolded] = decimal(i, m->own->arena, err);
+            binding->values[rule->unfolded] = tsr_arena_format(m->own->arena, err, "%llu", (unsigned long long)i);
             if (!binding->values[rule->unfolded].data) return TSR_E_NOMEM;
         }
         const tsr_str name = tsr_pattern_expand(&rule->to[s], binding->values, rule->to[s].count, m->own->arena, err);

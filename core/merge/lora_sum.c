@@ -146,13 +146,6 @@ static tsr_status scale_columns(const tsr_fold *fold, const tsr_run *run, const 
     return status;
 }
 
-/* Does the same, and scales every row (column, if the fold is transposed) to the magnitude that the adapter has
- * for it. Errors: those of reading; TSR_E_NOMEM. */
-static tsr_status dora_values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
-{
-    return fold->transposed ? scale_columns(fold, run, r, err) : scale_rows(fold, run, r, err);
-}
-
 tsr_status tsr_dora_open(tsr_arena *arena, tsr_fold *fold, tsr_error *err)
 {
     const tsr_entry *entry = fold->magnitude;
@@ -371,7 +364,7 @@ static tsr_status sum_values(const tsr_fold *fold, const tsr_run *run, const tsr
 static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, uint8_t *out, tsr_error *err)
 {
     const size_t count = (size_t)run->count;
-    if (fold->magnitude) TSR_TRY(dora_values(fold, run, r, err));
+    if (fold->magnitude) TSR_TRY(fold->transposed ? scale_columns(fold, run, r, err) : scale_rows(fold, run, r, err));
     else TSR_TRY(sum_values(fold, run, r, err));
     if (fold->dtype == TSR_FLOAT64) memcpy(out, r->loaded, count * sizeof *r->loaded);
     else tsr_cast_counted(TSR_FLOAT64, fold->dtype, (const uint8_t *)r->loaded, count, out, r->losses);

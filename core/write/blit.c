@@ -89,12 +89,6 @@ static void columns_find(const tsr_blit *blits, size_t count, const tsr_gather *
     out->count = n;
 }
 
-/* The memory for the columns of a band of `bytes` bytes, and below it that for their elements. */
-static size_t columns_size(const tsr_column_set *set)
-{
-    return set->count * sizeof(tsr_column);
-}
-
 static size_t columns_memory(const tsr_column_set *set, size_t bytes)
 {
     return bytes + set->count * TSR_COPY_SLACK;
@@ -308,7 +302,7 @@ static tsr_status new_band(state *s, const lane *l, blit_job **out, tsr_error *e
     const size_t lent = columns_memory(&l->set, bytes) + tsr_tile_memory(bytes);
     void *item;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_lent_job(s->run->ring, columns_size(&l->set), lent, &item, &memory, err));
+    TSR_TRY(tsr_ring_lent_job(s->run->ring, l->set.count * sizeof(tsr_column), lent, &item, &memory, err));
     blit_job *job = item;
     *out = job;
     job->blit = &s->run->blits[l->at];

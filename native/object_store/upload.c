@@ -136,11 +136,6 @@ tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, c
     return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
 }
 
-static bool is_error_text(tsr_str text)
-{
-    return text.size && memmem(text.data, text.size, "<Error>", 7);
-}
-
 tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request,
                            const tsr_upload_bytes *bytes, tsr_error *err)
 {
@@ -151,7 +146,7 @@ tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const
     for (unsigned tries = 0; status == TSR_OK && !is_done; tries++) {
         tsr_upload_reply reply;
         status = tsr_upload_ask(service, request, arena, &reply, err);
-        is_done = !reply.is_lost && !is_error_text(reply.text);
+        is_done = !reply.is_lost && !(reply.text.size && memmem(reply.text.data, reply.text.size, "<Error>", 7));
         if (is_done && (status == TSR_OK || tries == 0)) break;
         /* The result is unknown, or a repetition was refused, perhaps because the first attempt was carried out. */
         tsr_error why = {0};

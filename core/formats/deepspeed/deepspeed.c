@@ -477,15 +477,10 @@ static uint32_t first_segment(const tsr_ds_weights *w, uint32_t group)
     return low;
 }
 
-static bool is_of_group(const tsr_ds_weights *w, uint32_t segment, uint32_t group)
-{
-    return segment < w->segment_count && w->segments[segment].sharers.group == group;
-}
-
 /* Appends the names of a group's parameters at names[*count]. If `names` is NULL, only counts them. */
 static tsr_status add_names(const tsr_ds_weights *w, uint32_t group, const tsr_value **names, size_t *count, tsr_error *err)
 {
-    for (uint32_t s = first_segment(w, group); is_of_group(w, s, group); s++)
+    for (uint32_t s = first_segment(w, group); s < w->segment_count && w->segments[s].sharers.group == group; s++)
         for (uint32_t k = 0; k < w->segments[s].count; k++, ++*count) {
             if (!names) continue;
             names[*count] = tsr_value_str(w->files->checkpoint->arena, w->weights[w->segments[s].first + k].name, err);

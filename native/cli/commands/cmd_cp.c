@@ -113,12 +113,6 @@ static tsr_status log_new(tsr_arena *arena, const copied_files *files, copy_log 
     return TSR_OK;
 }
 
-/* Accepts a zeroed one. */
-static void log_free(copy_log *log)
-{
-    if (log->first) tsr_vec_free(&log->pending);
-}
-
 static void take_chunks(copy_log *log, tsr_str records)
 {
     for (size_t at = 0; at + RECORD <= records.size; at += RECORD) {
@@ -719,7 +713,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
     cli_progress_start(&c->progress, c->program, "copying");
     const tsr_status status = tsr_publication_run(&c->publication, err);
     cli_progress_end(&c->progress);
-    log_free(&c->log);
+    if (c->log.first) tsr_vec_free(&c->log.pending);
     if (c->is_remote || c->publication.is_complete) c->resumed = c->publication.resumed;
     return status;
 }

@@ -393,12 +393,6 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
     return TSR_OK;
 }
 
-/* False: a simulated device. */
-static bool is_cuda(const tsr_gpu *device)
-{
-    return device->ops == &backend;
-}
-
 /* UUID_BYTES bytes, which differ between all devices of all machines. */
 static tsr_status read_uuid(tsr_gpu *device, uint8_t *uuid, tsr_error *err)
 {
@@ -477,7 +471,7 @@ static tsr_status check_nccl(nccl_ranks *ranks, ncclResult_t code, const char *d
 
 static tsr_status prepare(nccl_ranks *ranks, tsr_comm *below, ncclUniqueId *id, tsr_error *err)
 {
-    if (!is_cuda(ranks->gpu))
+    if (ranks->gpu->ops != &backend)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: not available on a simulated device");
     TSR_TRY(open_library(&ranks->nccl, err));
     TSR_TRY(tsr_gpu_stream_new(ranks->gpu, &ranks->stream, err));

@@ -167,16 +167,11 @@ static tsr_status gather_flat(const saving *s, const unit_work *w, tsr_error *er
     return status;
 }
 
-static uint64_t original_bytes(const tsr_fsdp_node *node, uint32_t original)
-{
-    return node->layout.numels[original] * node->itemsize;
-}
-
 static tsr_status fill_whole(const unit_work *w, uint32_t original, tsr_error *err)
 {
     const tsr_tensor *to = tsr_tensor_of(w->made[original]);
     const uint8_t *from = w->flat + w->node->layout.flat_offsets[original] * w->node->itemsize;
-    return tsr_device_upload(to->device, to->data, from, original_bytes(w->node, original), err);
+    return tsr_device_upload(to->device, to->data, from, w->node->layout.numels[original] * w->node->itemsize, err);
 }
 
 /* A rank that fails on its own continues with the others until all of them agree on the failure. */

@@ -75,12 +75,6 @@ static tsr_status nodes_find(tsr_comm *comm, const tsr_allocator *allocator, tsr
     return status;
 }
 
-/* Accepts NULL. */
-static void nodes_free(tsr_nodes *nodes)
-{
-    if (nodes) tsr_arena_free(((owned *)nodes)->arena);
-}
-
 /* ---- links ---- */
 
 /* Boxes that one rank has and another wants. A shard that several ranks hold comes from the receiver itself if it is among
@@ -763,6 +757,6 @@ tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t
     t = none;
     route.phase = TSR_PHASE_SPREAD;
     if (status == TSR_OK && nodes) status = run_phase(&t, transfers, &route, TSR_OK, err);
-    nodes_free(nodes);
+    if (nodes) tsr_arena_free(((owned *)nodes)->arena);
     return status;
 }
