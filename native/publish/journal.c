@@ -30,6 +30,11 @@ struct tsr_journal {
     uint64_t end;   /* offset of the next record in the file */
 };
 
+int tsr_journals_open_destination(const tsr_journals *journals)
+{
+    return tsr_sys_open(journals->sys, journals->folder, journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+}
+
 bool tsr_is_own_file(const tsr_sys *sys, int fd)
 {
     struct stat info;

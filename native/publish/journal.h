@@ -57,6 +57,8 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
 tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocator, const tsr_destination *place,
                                 tsr_journals *out, tsr_error *err);
 void tsr_journals_close(tsr_journals *journals); /* accepts a zeroed one */
+/* Opens the destination, if it is a directory and not a symbolic link. Returns a descriptor, or -1 with errno. */
+int tsr_journals_open_destination(const tsr_journals *journals);
 /* For tsr_folder_output_options.parent: NULL if they were not opened, as on ranks that keep no journal. */
 static inline const int *tsr_journals_parent(const tsr_journals *journals)
 {

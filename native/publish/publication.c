@@ -314,29 +314,27 @@ static tsr_status open_remote(publishing *s, tsr_error *err)
     return open_remote_output(s, err);
 }
 
-/* Rank 0 opens its output first, which refuses an existing destination. Each rank uploads the files that it writes. */
-static tsr_status open_remote_on_ranks(publishing *s, tsr_error *err)
+static tsr_status open_alone(publishing *s, tsr_error *err)
 {
-    tsr_publication *p = s->job;
-    tsr_comm *ranks = p->environment.ranks;
-    TSR_TRY(tsr_comm_agree(ranks, s->is_first ? open_remote(s, err) : TSR_OK, err));
-    TSR_TRY(ranks->broadcast(ranks, &s->place, sizeof s->place, 0, err));
-    p->generation = s->place.generation;
-    TSR_TRY(tsr_comm_agree(ranks, s->is_first ? TSR_OK : plan(p, err), err));
-    return tsr_comm_agree(ranks, s->is_first ? TSR_OK : open_remote_output(s, err), err);
+    return s->is_remote ? open_remote(s, err) : open_first(s, err);
 }
 
-/* Rank 0 opens the output first: it refuses an existing destination, and creates the files that the others open. */
+/* Rank 0 opens the output first: it refuses an existing destination, and in a directory it creates the files that the others open. In an
+ * object store each rank uploads the files that it writes. */
 static tsr_status open_on_ranks(publishing *s, tsr_error *err)
 {
     tsr_publication *p = s->job;
     tsr_comm *ranks = p->environment.ranks;
-    TSR_TRY(tsr_comm_agree(ranks, s->is_first ? open_first(s, err) : TSR_OK, err));
+    TSR_TRY(tsr_comm_agree(ranks, s->is_first ? open_alone(s, err) : TSR_OK, err));
     TSR_TRY(ranks->broadcast(ranks, &s->place, sizeof s->place, 0, err));
     p->generation = s->place.generation;
-    s->replacement.swap = s->place.swap;
     TSR_TRY(tsr_comm_agree(ranks, s->is_first ? TSR_OK : plan(p, err), err));
-    return tsr_comm_agree(ranks, s->is_first ? TSR_OK : open_output(s, err), err);
+    tsr_status status = TSR_OK;
+    if (!s->is_first) {
+        s->replacement.swap = s->place.swap;
+        status = s->is_remote ? open_remote_output(s, err) : open_output(s, err);
+    }
+    return tsr_comm_agree(ranks, status, err);
 }
 
 tsr_status tsr_publication_open(tsr_publication *p, tsr_error *err)
@@ -352,9 +350,7 @@ tsr_status tsr_publication_open(tsr_publication *p, tsr_error *err)
                       .journals = {.folder = -1, .held = -1}};
     p->state = s;
     p->generation = 0;
-    tsr_status status;
-    if (ranks) status = s->is_remote ? open_remote_on_ranks(s, err) : open_on_ranks(s, err);
-    else status = s->is_remote ? open_remote(s, err) : open_first(s, err);
+    const tsr_status status = ranks ? open_on_ranks(s, err) : open_alone(s, err);
     p->replaced = s->replacement.swap || s->replacement.obsolete_count > 0;
     return status;
 }

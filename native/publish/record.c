@@ -165,11 +165,6 @@ void tsr_remove_parents(const tsr_sys *sys, int folder, const char *name)
     }
 }
 
-static int open_destination(const tsr_journals *journals)
-{
-    return tsr_sys_open(journals->sys, journals->folder, journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-}
-
 /* Copies a recorded name and terminates it. */
 static const char *name_of(const tsr_recorded_file *file, char name[NAME_MAX + 1])
 {
@@ -234,7 +229,7 @@ bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journ
     if (record->kind == TSR_SWITCH_FILE)
         return sys->link_stat_at(sys, journals->folder, journals->name, &info) == 0 &&
                is_identical(record, journals, &record->identity, &info);
-    const int folder = open_destination(journals);
+    const int folder = tsr_journals_open_destination(journals);
     const bool published = folder >= 0 && is_switched(record, journals, folder);
     if (folder >= 0) sys->close(sys, folder);
     return published;
@@ -244,7 +239,7 @@ tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *jour
                               const tsr_str **names, size_t *count, tsr_error *err)
 {
     tsr_str *list = tsr_arena_array(arena, record->count, sizeof *list, err);
-    const int folder = open_destination(journals);
+    const int folder = tsr_journals_open_destination(journals);
     *names = list;
     *count = 0;
     for (size_t i = 0; list && folder >= 0 && i < record->count; i++)
@@ -266,7 +261,7 @@ static bool is_new_name(const tsr_record *record, tsr_str name)
 static tsr_status remove_files(const tsr_record *record, const tsr_journals *journals, bool old, tsr_error *err)
 {
     char name[NAME_MAX + 1];
-    const int folder = open_destination(journals);
+    const int folder = tsr_journals_open_destination(journals);
     if (folder < 0) return TSR_OK;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < record->count && status == TSR_OK; i++) {
@@ -347,7 +342,7 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
 /* Whether there is an old checkpoint that is still whole: its first file is removed before all others. */
 static bool keeps_old(const tsr_record *record, const tsr_journals *journals)
 {
-    const int folder = open_destination(journals);
+    const int folder = tsr_journals_open_destination(journals);
     size_t i = 0;
     while (i < record->count && !record->files[i].old) i++;
     const bool kept = folder >= 0 && i < record->count && is_there(record, journals, folder, &record->files[i]);

@@ -211,15 +211,10 @@ static tsr_status clear_one(const clearing *c, int folder, const char *token, ts
     return remove_own(c, folder, name_of(token, record_end, name), err);
 }
 
-static int open_directory(const tsr_journals *j)
-{
-    return tsr_sys_open(j->sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-}
-
 static tsr_status clear_all(const clearing *c, tsr_error *err)
 {
     const char *tokens = c->tokens.items;
-    const int folder = c->tokens.count ? open_directory(c->journals) : -1;
+    const int folder = c->tokens.count ? tsr_journals_open_destination(c->journals) : -1;
     tsr_status status = TSR_OK;
     if (folder < 0) return TSR_OK;
     for (size_t i = 0; i < c->tokens.count && status == TSR_OK; i++)
@@ -335,7 +330,7 @@ static tsr_status lock_file(tsr_save *s, tsr_error *err)
 {
     struct stat open, named;
     const tsr_sys *sys = s->journals.sys;
-    const int folder = open_directory(&s->journals);
+    const int folder = tsr_journals_open_destination(&s->journals);
     if (folder < 0) return tsr_sys_raise(err, "open the directory", s->options.path);
     tsr_status status = TSR_OK;
     for (bool done = false; !done && status == TSR_OK;) {
@@ -538,7 +533,7 @@ void tsr_save_close(tsr_save *s)
 {
     if (!s) return;
     const tsr_sys *sys = s->journals.sys;
-    const int folder = s->lock >= 0 ? open_directory(&s->journals) : -1;
+    const int folder = s->lock >= 0 ? tsr_journals_open_destination(&s->journals) : -1;
     if (folder >= 0) {
         sys->unlink(sys, folder, s->lock_name, false);
         sys->close(sys, folder);
