@@ -55,6 +55,12 @@ static inline tsr_str tsr_json_text_of(const cJSON *string_item)
 {
     return tsr_str_from(string_item->valuestring);
 }
+/* The same, copied into an arena. */
+static inline tsr_status tsr_json_copy_text(const cJSON *string_item, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    *out = tsr_arena_str(arena, tsr_json_text_of(string_item), err);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
 static inline tsr_str tsr_json_key_of(const cJSON *member)
 {
     return tsr_str_from(member->string);

@@ -432,17 +432,11 @@ typedef struct job_reader {
     tsr_error *err;
 } job_reader;
 
-static tsr_status copy_text(const job_reader *r, const cJSON *item, tsr_str *out)
-{
-    *out = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
-    return out->data ? TSR_OK : TSR_E_NOMEM;
-}
-
 static tsr_status get_text(const job_reader *r, const cJSON *object, const char *key, const char *where, tsr_str *out)
 {
     const cJSON *item;
     TSR_TRY(tsr_json_get(object, key, TSR_JSON_STRING, where, &item, r->err));
-    return copy_text(r, item, out);
+    return tsr_json_copy_text(item, r->arena, out, r->err);
 }
 
 static tsr_status read_files(const job_reader *r, const cJSON *list, const char *whose, tsr_plan_source *out)
@@ -463,7 +457,7 @@ static tsr_status read_files(const job_reader *r, const cJSON *list, const char 
         TSR_TRY(tsr_json_to_u64(bytes, where, &file->bytes, r->err));
         TSR_TRY(tsr_json_find(item, "modified", TSR_JSON_STRING, where, &modified, r->err));
         file->modified = TSR_STR("");
-        if (modified) TSR_TRY(copy_text(r, modified, &file->modified));
+        if (modified) TSR_TRY(tsr_json_copy_text(modified, r->arena, &file->modified, r->err));
     }
     return TSR_OK;
 }

@@ -16,12 +16,6 @@ typedef struct contract_reader {
     tsr_error *err;
 } contract_reader;
 
-static tsr_status copy_text(const contract_reader *r, const cJSON *item, tsr_str *out)
-{
-    *out = tsr_arena_str(r->arena, tsr_json_text_of(item), r->err);
-    return out->data ? TSR_OK : TSR_E_NOMEM;
-}
-
 static tsr_status read_numbers(const contract_reader *r, const cJSON *object, const char *key, const char *where,
                                const uint64_t **out, uint32_t *count)
 {
@@ -88,11 +82,11 @@ static tsr_status read_entry(const contract_reader *r, const cJSON *item, size_t
     tsr_line_format(&place, "entries[%zu]", index);
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
     TSR_TRY(tsr_json_get(item, "fqn", TSR_JSON_STRING, where, &text, r->err));
-    TSR_TRY(copy_text(r, text, &entry->fqn));
+    TSR_TRY(tsr_json_copy_text(text, r->arena, &entry->fqn, r->err));
     TSR_TRY(read_kind(r, item, where, entry));
     if (entry->kind != TSR_ENTRY_TENSOR) {
         TSR_TRY(tsr_json_find(item, "type", TSR_JSON_STRING, where, &text, r->err));
-        return text ? copy_text(r, text, &entry->type) : TSR_OK;
+        return text ? tsr_json_copy_text(text, r->arena, &entry->type, r->err) : TSR_OK;
     }
     TSR_TRY(tsr_json_get(item, "dtype", TSR_JSON_STRING, where, &text, r->err));
     entry->dtype = tsr_dtype_from_name(tsr_json_text_of(text));
@@ -132,7 +126,7 @@ static tsr_status read_digest(const contract_reader *r, const cJSON *item, size_
                 where);
     out->algorithm = algorithm;
     out->digests = digests;
-    return copy_text(r, digest, &digests[index]);
+    return tsr_json_copy_text(digest, r->arena, &digests[index], r->err);
 }
 
 /* ---- rules ---- */
@@ -176,7 +170,7 @@ static tsr_status read_rule(const contract_reader *r, const cJSON *item, size_t 
     tsr_line_format(&place, "rules[%zu]", index);
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
     TSR_TRY(tsr_json_get(item, "match", TSR_JSON_STRING, where, &match, r->err));
-    TSR_TRY(copy_text(r, match, &rule->match));
+    TSR_TRY(tsr_json_copy_text(match, r->arena, &rule->match, r->err));
     TSR_TRY(tsr_json_find(item, "allow", TSR_JSON_ARRAY, where, &list, r->err));
     if (list) TSR_TRY(read_allowed(r, list, where, &rule->allow));
     TSR_TRY(tsr_json_find(item, "dtypes", TSR_JSON_ARRAY, where, &list, r->err));

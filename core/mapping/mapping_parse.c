@@ -121,45 +121,25 @@ static tsr_status read_number(const parser *p, const cJSON *item, tsr_map_number
     return TSR_OK;
 }
 
-static tsr_status read_numbers(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
+/* Reads a number or a list of numbers. With `has_rest`, one number of a list may be -1: the size that the others leave. */
+static tsr_status read_numbers(const parser *p, const cJSON *item, bool has_rest, tsr_map_number **out, uint32_t *count)
 {
-    if (cJSON_IsNumber(item) || cJSON_IsString(item)) {
-        *out = TSR_ARENA_NEW(p->arena, tsr_map_number, p->err);
-        *count = 1;
-        return *out ? read_number(p, item, *out) : TSR_E_NOMEM;
-    }
-    TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, p->where, p->err));
-    const int size = cJSON_GetArraySize(item);
-    TSR_FAIL_IF(size > 4096, p->err, TSR_E_FORMAT, "%s: %d numbers; at most 4096 are allowed", p->where, size);
-    *out = tsr_arena_array(p->arena, (size_t)size, sizeof **out, p->err);
-    if (!*out) return TSR_E_NOMEM;
-    for (const cJSON *n = item->child; n; n = n->next) TSR_TRY(read_number(p, n, &(*out)[(*count)++]));
-    return TSR_OK;
-}
-
-/* Reads a list of sizes. One of them may be -1, which is the size that the others leave. */
-static tsr_status read_sizes(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
-{
+    const bool is_one = cJSON_IsNumber(item) || cJSON_IsString(item);
     uint32_t rests = 0;
-    TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, p->where, p->err));
-    const int size = cJSON_GetArraySize(item);
+    if (!is_one) TSR_TRY(tsr_json_expect(item, TSR_JSON_ARRAY, p->where, p->err));
+    const int size = is_one ? 1 : cJSON_GetArraySize(item);
     TSR_FAIL_IF(size > 4096, p->err, TSR_E_FORMAT, "%s: %d numbers; at most 4096 are allowed", p->where, size);
     *out = tsr_arena_array(p->arena, (size_t)size, sizeof **out, p->err);
     if (!*out) return TSR_E_NOMEM;
-    for (const cJSON *n = item->child; n; n = n->next, ++*count) {
+    for (const cJSON *n = is_one ? item : item->child; n; n = is_one ? NULL : n->next, ++*count) {
         tsr_map_number *number = &(*out)[*count];
-        const bool rest = cJSON_IsNumber(n) && n->valuedouble == -1;
+        const bool rest = has_rest && !is_one && cJSON_IsNumber(n) && n->valuedouble == -1;
         if (rest) *number = (tsr_map_number){.rest = true};
         else TSR_TRY(read_number(p, n, number));
         rests += rest;
     }
     TSR_FAIL_IF(rests > 1, p->err, TSR_E_FORMAT, "%s: only one size of a list may be -1", p->where);
     return TSR_OK;
-}
-
-static tsr_status read_sizes_or_one(const parser *p, const cJSON *item, tsr_map_number **out, uint32_t *count)
-{
-    return cJSON_IsArray(item) ? read_sizes(p, item, out, count) : read_numbers(p, item, out, count);
 }
 
 static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
@@ -183,13 +163,14 @@ static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step
     const tsr_str key = tsr_json_key_of(item);
     const bool cuts = kind == TSR_STEP_SPLIT || kind == TSR_STEP_CONCAT,
                fits = kind == TSR_STEP_TRIM || kind == TSR_STEP_PAD;
-    if (cuts && tsr_str_equal(key, TSR_STR("sizes"))) return read_sizes_or_one(p, item, &step->numbers, &step->number_count);
+    if (cuts && tsr_str_equal(key, TSR_STR("sizes")))
+        return read_numbers(p, item, true, &step->numbers, &step->number_count);
     if ((cuts || kind == TSR_STEP_INTERLEAVE) && tsr_str_equal(key, TSR_STR("parts")))
         return read_number(p, item, &step->parts);
     if (fits && tsr_str_equal(key, TSR_STR("to"))) return read_number(p, item, &step->to);
     if (kind == TSR_STEP_RESHAPE && tsr_str_equal(key, TSR_STR("from")))
-        return read_sizes_or_one(p, item, &step->from, &step->from_count);
-    if (fits && tsr_str_equal(key, TSR_STR("from"))) return read_numbers(p, item, &step->from, &step->from_count);
+        return read_numbers(p, item, true, &step->from, &step->from_count);
+    if (fits && tsr_str_equal(key, TSR_STR("from"))) return read_numbers(p, item, false, &step->from, &step->from_count);
     if (fits && tsr_str_equal(key, TSR_STR("value"))) {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, p->where, p->err));
         step->value = item->valuedouble;
@@ -244,7 +225,8 @@ static tsr_status read_dequantize(const parser *p, const cJSON *item, tsr_map_st
         else if (tsr_str_equal(key, TSR_STR("tensor_scale"))) TSR_TRY(read_tensor_scales(p, member, false, step));
         else if (tsr_str_equal(key, TSR_STR("global_scale"))) TSR_TRY(read_tensor_scales(p, member, true, step));
         else if (tsr_str_equal(key, TSR_STR("scheme"))) TSR_TRY(read_scheme(p, member, &step->scheme));
-        else if (tsr_str_equal(key, TSR_STR("block"))) TSR_TRY(read_numbers(p, member, &step->numbers, &step->number_count));
+        else if (tsr_str_equal(key, TSR_STR("block")))
+            TSR_TRY(read_numbers(p, member, false, &step->numbers, &step->number_count));
         else if (tsr_str_equal(key, TSR_STR("dtype"))) TSR_TRY(read_dtype(p, member, &step->dtype));
         else return unknown_member(p, member, step->kind);
     }
@@ -256,8 +238,8 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
 {
     const cJSON *heads;
     switch (step->kind) {
-    case TSR_STEP_TRANSPOSE: return read_numbers(p, item, &step->numbers, &step->number_count);
-    case TSR_STEP_RESHAPE: return read_sizes_or_one(p, item, &step->numbers, &step->number_count);
+    case TSR_STEP_TRANSPOSE: return read_numbers(p, item, false, &step->numbers, &step->number_count);
+    case TSR_STEP_RESHAPE: return read_numbers(p, item, true, &step->numbers, &step->number_count);
     case TSR_STEP_CAST: return read_dtype(p, item, &step->dtype);
     case TSR_STEP_DEQUANTIZE: return read_dequantize(p, item, step);
     case TSR_STEP_PERMUTE_ROPE:
