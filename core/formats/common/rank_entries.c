@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MATCH_DEPTH = 256, MAX_READS = 16 };
+enum { MATCH_DEPTH = 256 };
 
 typedef struct holder {
     uint32_t number, rank;
@@ -113,8 +113,7 @@ static bool are_alike(const tsr_entry *a, const tsr_entry *b)
     return a->kind == b->kind && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
 }
 
-/* Whether a tensor is stored as a single chunk that covers it. */
-static bool is_whole(const tsr_entry *entry)
+bool tsr_entry_is_one_chunk(const tsr_entry *entry)
 {
     return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
            (entry->ndim == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->ndim * sizeof *entry->shape) == 0);
@@ -123,7 +122,7 @@ static bool is_whole(const tsr_entry *entry)
 static tsr_status match_tensors(settling *s, const tsr_entry *a, const tsr_entry *b, bool *same)
 {
     *same = false;
-    if (!is_whole(a) || !is_whole(b) || !are_alike(a, b)) return TSR_OK;
+    if (!tsr_entry_is_one_chunk(a) || !tsr_entry_is_one_chunk(b) || !are_alike(a, b)) return TSR_OK;
     if (s->ranks->decide && s->ranks->decide(s->ranks->checkpoint, a, b, same)) return TSR_OK;
     const uint64_t bytes = a->chunks[0].byte_length + b->chunks[0].byte_length;
     if (bytes > s->bytes_left) return TSR_OK; /* treated as different: both are then listed, and nothing is lost */
@@ -183,11 +182,6 @@ static tsr_status find_other(settling *s, const group *g, bool dense, uint32_t *
 
 /* ---- marking ---- */
 
-static bool is_tensor(const tsr_entry *entry)
-{
-    return entry->kind == TSR_ENTRY_TENSOR || entry->dtype != TSR_DTYPE_NONE;
-}
-
 /* Gives an entry the table of what each rank holds: the holders' entries that `counts` accepts, or all of them (NULL). */
 static tsr_status list_ranks(settling *s, const group *g, bool (*counts)(const tsr_entry *entry), tsr_entry *entry)
 {
@@ -204,7 +198,7 @@ static tsr_status list_ranks(settling *s, const group *g, bool (*counts)(const t
 
 static tsr_status mark(settling *s, const group *g, tsr_entry *entry)
 {
-    TSR_TRY(list_ranks(s, g, is_tensor, entry));
+    TSR_TRY(list_ranks(s, g, tsr_entry_is_any_tensor, entry));
     for (uint32_t i = 0; i < g->count; i++)
         if (g->holders[i].entry->dtype != entry->dtype) entry->dtype = TSR_DTYPE_NONE;
     if (entry->kind == TSR_ENTRY_TENSOR) entry->type = TSR_STR("per-rank tensor");
@@ -330,10 +324,7 @@ static tsr_status settle(settling *s)
 
 tsr_status tsr_rank_entries_settle(tsr_rank_entries *ranks, tsr_error *err)
 {
-    settling s = {.ranks = ranks, .err = err};
-    const tsr_store *store = ranks->checkpoint->store;
-    for (uint32_t f = 0; f < store->file_count && s.bytes_left < UINT64_MAX / 2; f++)
-        s.bytes_left += store->files[f].size < UINT64_MAX / 64 ? MAX_READS * store->files[f].size : UINT64_MAX / 4;
+    settling s = {.ranks = ranks, .bytes_left = tsr_rank_bytes_allowed(ranks->checkpoint->store), .err = err};
     if (ranks->holders.count) qsort(ranks->holders.items, ranks->holders.count, sizeof(holder), by_number);
     s.stages = tsr_map_new(ranks->checkpoint->host->allocator, 0, err);
     if (!s.stages) return TSR_E_NOMEM;
@@ -343,6 +334,14 @@ tsr_status tsr_rank_entries_settle(tsr_rank_entries *ranks, tsr_error *err)
 }
 
 /* ---- rank bytes ---- */
+
+uint64_t tsr_rank_bytes_allowed(const tsr_store *store)
+{
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < store->file_count && bytes < UINT64_MAX / 2; f++)
+        bytes += store->files[f].size < UINT64_MAX / 64 ? TSR_RANK_MAX_READS * store->files[f].size : UINT64_MAX / 4;
+    return bytes;
+}
 
 /* Two views with equal strides are first compared as the byte ranges that they span, which is the usual case and is fast. If
  * that does not decide, their elements are visited in the order of the first view's strides, largest first, so that at least

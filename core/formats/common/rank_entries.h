@@ -46,7 +46,19 @@ void tsr_rank_entries_close(tsr_rank_entries *ranks); /* accepts a zeroed one */
 tsr_status tsr_rank_bytes_match(const tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *same,
                                 tsr_error *err);
 
+/* How many bytes may be read to compare what the ranks stored: a few times what the files have. */
+enum { TSR_RANK_MAX_READS = 16 };
+uint64_t tsr_rank_bytes_allowed(const tsr_store *store);
+
 /* ---- For readers that find one name in the files of several ranks. ---- */
+
+/* Whether an entry is a dense tensor that is stored as a single chunk, which covers it. */
+bool tsr_entry_is_one_chunk(const tsr_entry *entry);
+/* Whether an entry is a tensor of any kind. */
+static inline bool tsr_entry_is_any_tensor(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR || entry->dtype != TSR_DTYPE_NONE;
+}
 
 /* Adds the chunks and replicas of `copy`, a tensor with the same elements, to the replicas of `entry`. */
 tsr_status tsr_entry_add_replicas(tsr_entry *entry, const tsr_entry *copy, tsr_arena *arena, tsr_error *err);

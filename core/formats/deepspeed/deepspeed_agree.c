@@ -187,13 +187,6 @@ tsr_status tsr_ds_match(tsr_checkpoint *checkpoint, tsr_ds_numbered *numbered, u
 
 /* ---- steps ---- */
 
-/* ---- steps ---- */
-
-static const tsr_value *base_of(const tsr_ds_files *files, const tsr_ds_file *file)
-{
-    return tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
-}
-
 const tsr_value *tsr_ds_step_in(const tsr_value *states)
 {
     const bool pairs = states && states->kind == TSR_VALUE_DICT;
@@ -207,7 +200,7 @@ const tsr_value *tsr_ds_step_in(const tsr_value *states)
 const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *file)
 {
     const tsr_value *elastic = tsr_ds_get(tsr_ds_optimizer(file), "base_optimizer_state_step");
-    const tsr_value *base = base_of(files, file);
+    const tsr_value *base = tsr_ds_base_state(files, file);
     if (elastic) return elastic;
     const tsr_value *step = tsr_ds_step_in(tsr_ds_kind_or_null(base, TSR_VALUE_LIST));
     if (!step) step = tsr_ds_step_in(tsr_ds_dict(base, "state"));
@@ -277,7 +270,7 @@ static tsr_status find_other(const tsr_ds_files *files, const tsr_value *model, 
     *what = NULL;
     if (compared == TSR_DS_STEPS_OTHER) *what = "counts other steps than";
     else if (known && scales && iterations != steps) *what = "has a loss scaler that counts other steps than";
-    else if (!has_rates_of(tsr_ds_get(model, "lr_scheduler"), tsr_ds_get(base_of(files, file), "param_groups")))
+    else if (!has_rates_of(tsr_ds_get(model, "lr_scheduler"), tsr_ds_get(tsr_ds_base_state(files, file), "param_groups")))
         *what = "has other learning rates than the scheduler of";
     return TSR_OK;
 }

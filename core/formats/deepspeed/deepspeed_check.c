@@ -168,12 +168,6 @@ tsr_status tsr_ds_same_scalar(const tsr_ds_files *files, const tsr_value *a, con
     return TSR_OK;
 }
 
-static const tsr_value *groups_of(const tsr_ds_files *files, const tsr_ds_file *file)
-{
-    return tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state"),
-                      "param_groups");
-}
-
 static bool match(const tsr_value *a, const tsr_value *b)
 {
     return !a == !b && (!a || tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME);
@@ -189,7 +183,9 @@ static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_fil
     TSR_TRY(tsr_ds_same_scalar(files, tsr_ds_step_of(files, a), tsr_ds_step_of(files, b), &same, err));
     *differing = NULL;
     if (!same) *differing = "a different step";
-    else if (!match(groups_of(files, a), groups_of(files, b))) *differing = "different param groups ('param_groups')";
+    else if (!match(tsr_ds_get(tsr_ds_base_state(files, a), "param_groups"),
+                    tsr_ds_get(tsr_ds_base_state(files, b), "param_groups")))
+        *differing = "different param groups ('param_groups')";
     else if (!match(tsr_ds_get(x, "loss_scaler"), tsr_ds_get(y, "loss_scaler")))
         *differing = "a different loss scaler ('loss_scaler')";
     else if (!match(tsr_ds_get(a->root, "ds_version"), tsr_ds_get(b->root, "ds_version")))

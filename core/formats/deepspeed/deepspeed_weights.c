@@ -6,8 +6,6 @@
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
-/* ---- groups ---- */
-
 /* ---- the experts of each layer ---- */
 
 /* Counts the experts of the layer that the weights in a file belong to: as many as the model states count, or at least up to
@@ -120,8 +118,6 @@ static tsr_status ds_groups_name(const tsr_ds_groups *groups, uint32_t group, ui
                              name->data + prefix + digits);
     return name->data ? TSR_OK : TSR_E_NOMEM;
 }
-
-/* ---- weights ---- */
 
 /* ---- shapes ---- */
 

@@ -194,13 +194,6 @@ typedef struct joining {
     tsr_error *err;
 } joining;
 
-/* Whether an entry is a dense tensor stored as a single chunk that covers it. */
-static bool shards_is_whole(const tsr_entry *entry)
-{
-    return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
-           (entry->ndim == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->ndim * sizeof *entry->shape) == 0);
-}
-
 static uint64_t size_of(const joining *j, uint32_t rank)
 {
     return j->held->tensors[rank]->shape[j->dim];
@@ -436,17 +429,6 @@ static tsr_status shards_stack(const tsr_shards_held *held, const tsr_shards_rul
 
 /* Checks whether tensors that a map declares to be copies are equal. */
 
-enum { MAX_READS = 16 };
-
-static tsr_shards_equality shards_equality_of(tsr_checkpoint *checkpoint)
-{
-    tsr_shards_equality equality = {checkpoint, 0};
-    const tsr_store *store = checkpoint->store;
-    for (uint32_t f = 0; f < store->file_count && equality.bytes_left < UINT64_MAX / 2; f++)
-        equality.bytes_left += store->files[f].size < UINT64_MAX / 64 ? MAX_READS * store->files[f].size : UINT64_MAX / 4;
-    return equality;
-}
-
 /* What the stated checksums show. */
 typedef enum verdict { UNKNOWN, SAME, DIFFERENT } verdict;
 
@@ -474,7 +456,7 @@ static tsr_status shards_equal_chunks(tsr_shards_equality *equality, const tsr_e
     const uint64_t bytes = a->byte_length + b->byte_length;
     TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT,
                 "comparing '%.*s' between ranks would read more than %d times its stored bytes", TSR_STR_ARG(entry->fqn),
-                MAX_READS);
+                TSR_RANK_MAX_READS);
     equality->bytes_left -= bytes;
     const tsr_entry first = {
         .fqn = entry->fqn, .dtype = entry->dtype, .ndim = entry->ndim, .shape = a->sizes, .chunks = a, .chunk_count = 1};
@@ -487,7 +469,7 @@ static tsr_status shards_equal_chunks(tsr_shards_equality *equality, const tsr_e
 static tsr_status shards_equal(tsr_shards_equality *equality, const tsr_entry *a, const tsr_entry *b, bool *same,
                                tsr_error *err)
 {
-    *same = shards_is_whole(a) && shards_is_whole(b) && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
+    *same = tsr_entry_is_one_chunk(a) && tsr_entry_is_one_chunk(b) && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
     return *same ? shards_equal_chunks(equality, a, a->chunks, b->chunks, same, err) : TSR_OK;
 }
 
@@ -597,7 +579,7 @@ static tsr_status check_present(const join *j, const tsr_shards_held *held, cons
         const tsr_entry *entry = held->tensors[r];
         TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, "rank %u has no '%.*s', which the rule '%.*s' joins from all %u ranks", r,
                     TSR_STR_ARG(held->fqn), TSR_STR_ARG(rule->match), held->ranks);
-        TSR_FAIL_IF(!shards_is_whole(entry), j->err, TSR_E_UNSUPPORTED,
+        TSR_FAIL_IF(!tsr_entry_is_one_chunk(entry), j->err, TSR_E_UNSUPPORTED,
                     "'%.*s' is not a dense tensor on rank %u; only dense tensors can be joined", TSR_STR_ARG(held->fqn), r);
     }
     return TSR_OK;
@@ -618,7 +600,7 @@ static tsr_status keep_first(const join *j, const tsr_shards_held *held, tsr_ent
 static tsr_status find_other(join *j, const tsr_shards_held *held, uint32_t *other)
 {
     for (*other = 0; *other < held->ranks; ++*other) {
-        bool same = held->tensors[0] && held->tensors[*other] && shards_is_whole(held->tensors[0]);
+        bool same = held->tensors[0] && held->tensors[*other] && tsr_entry_is_one_chunk(held->tensors[0]);
         if (same && *other) TSR_TRY(shards_equal(&j->equality, held->tensors[0], held->tensors[*other], &same, j->err));
         if (!same) return TSR_OK;
     }
@@ -709,11 +691,6 @@ static tsr_status settle(join *j, const tsr_entry *entry, const tsr_shards_held 
 
 /* ---- all entries ---- */
 
-static bool is_tensor(const tsr_entry *entry)
-{
-    return entry->kind == TSR_ENTRY_TENSOR || entry->dtype != TSR_DTYPE_NONE;
-}
-
 /* If two stages have the same boxes with the same elements, those of the later stage become replicas. */
 static tsr_status merge_stages(join *j, tsr_entry *first, const tsr_entry *second)
 {
@@ -737,7 +714,7 @@ static tsr_status add(join *j, const tsr_entry *made)
     tsr_entry *known = is_new ? tsr_vec_push(&j->joined, j->err) : (tsr_entry *)j->joined.items + *number;
     if (!known) return TSR_E_NOMEM;
     if (is_new) *known = *made;
-    else if (is_tensor(made) && is_tensor(known)) return merge_stages(j, known, made);
+    else if (tsr_entry_is_any_tensor(made) && tsr_entry_is_any_tensor(known)) return merge_stages(j, known, made);
     return TSR_OK; /* for objects, the first stage's is kept, as is the first rank's (torch/rank-object) */
 }
 
@@ -752,7 +729,8 @@ static tsr_status join_entry(join *j, const tsr_entry *entry, uint32_t stage)
     TSR_TRY(shards_rename(&j->stages, stage, j->arena, &made, j->err));
     held.fqn = made.fqn;
     bool any_tensor = false;
-    for (uint32_t r = 0; r < j->ranks; r++) any_tensor = any_tensor || (held.tensors[r] && is_tensor(held.tensors[r]));
+    for (uint32_t r = 0; r < j->ranks; r++)
+        any_tensor = any_tensor || (held.tensors[r] && tsr_entry_is_any_tensor(held.tensors[r]));
     if (any_tensor) TSR_TRY(settle(j, entry, &held, stage, &made));
     return add(j, &made);
 }
@@ -789,7 +767,7 @@ tsr_status tsr_shards_join(tsr_checkpoint *checkpoint, tsr_error *err)
     join j = {.checkpoint = checkpoint,
               .map = checkpoint->options.shards,
               .arena = checkpoint->arena,
-              .equality = shards_equality_of(checkpoint),
+              .equality = {checkpoint, tsr_rank_bytes_allowed(checkpoint->store)},
               .joined = tsr_vec_of(allocator, sizeof(tsr_entry)),
               .err = err};
     const uint32_t stages = checkpoint->stages ? checkpoint->stages : 1;
