@@ -267,8 +267,8 @@ static bool compare_inner(void *ctx, const tsr_entry *a, const tsr_entry *b)
     o->status = tsr_map_put(o->seen, (tsr_str){(const char *)&a, sizeof(const tsr_entry *)}, 1, NULL, &inserted, o->err);
     if (o->status != TSR_OK || !inserted) return o->status == TSR_OK;
     tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(o->a)->allocator, 0, o->err);
-    a = arena ? tsr_gather_readable(o->a, arena, a, o->err) : NULL;
-    b = a ? tsr_gather_readable(o->b, arena, b, o->err) : NULL;
+    a = arena ? tsr_entry_readable(o->a, arena, a, o->err) : NULL;
+    b = a ? tsr_entry_readable(o->b, arena, b, o->err) : NULL;
     o->status = b ? tsr_compare_tensors((tsr_stored_tensor){o->a, a}, (tsr_stored_tensor){o->b, b}, o->tolerance, o->ring,
                                         &one, o->err)
                   : TSR_E_NOMEM;

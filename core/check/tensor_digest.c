@@ -21,6 +21,7 @@
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- digest ---- */
@@ -97,7 +98,7 @@ static bool put_tensor(const running *digest, const tsr_entry *entry, inner *in)
     tsr_digest own;
     uint8_t size[8];
     tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(in->checkpoint)->allocator, 0, in->err);
-    const tsr_entry *readable = arena ? tsr_gather_readable(in->checkpoint, arena, entry, in->err) : NULL;
+    const tsr_entry *readable = arena ? tsr_entry_readable(in->checkpoint, arena, entry, in->err) : NULL;
     in->status =
         readable ? tsr_tensor_digest(in->checkpoint, readable, in->algorithm, in->ring, &own, in->err) : TSR_E_NOMEM;
     tsr_arena_free(arena);

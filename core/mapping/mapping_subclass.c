@@ -255,7 +255,7 @@ static tsr_status take_tensor(const weight *w, const tsr_value *object, const ch
     tsr_arena *arena = w->m->own->arena;
     *out = NULL;
     if (!value || value->kind != TSR_VALUE_TENSOR) return TSR_OK;
-    const tsr_entry *readable = tsr_gather_readable(w->m->source, arena, value->as.tensor, w->err);
+    const tsr_entry *readable = tsr_entry_readable(w->m->source, arena, value->as.tensor, w->err);
     tsr_entry *copy = readable ? TSR_ARENA_NEW(arena, tsr_entry, w->err) : NULL;
     if (!copy) return TSR_E_NOMEM;
     *copy = *readable;

@@ -118,11 +118,6 @@ tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *e
                                   uint64_t count, tsr_gather **out, tsr_error *err);
 void tsr_gather_close(tsr_gather *gather); /* accepts NULL */
 
-/* Returns an entry that a gather can read. An entry of the catalog is returned as it is. A tensor inside an object becomes a
- * copy in `arena`, because its chunks without a view are raw bytes, whatever they would mean in its container. NULL if there
- * is no memory. */
-const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err);
-
 /* Returns the position in its file of the element at `at`, or TSR_NO_POSITION if it is compressed or in no part. */
 uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
 

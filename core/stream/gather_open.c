@@ -515,7 +515,7 @@ void tsr_gather_close(tsr_gather *gather)
     tsr_arena_free(gather->arena);
 }
 
-const tsr_entry *tsr_gather_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
+const tsr_entry *tsr_entry_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
 {
     if (tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), entry)) return entry;
     tsr_entry *copy = TSR_ARENA_NEW(arena, tsr_entry, err);

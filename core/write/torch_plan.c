@@ -156,7 +156,7 @@ static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_tensor *sour
 {
     tsr_packed packed;
     uint64_t span;
-    *out = (placed){.source = source, .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err)};
+    *out = (placed){.source = source, .readable = tsr_entry_readable(plan->checkpoint, plan->arena, source->entry, err)};
     if (!out->readable) return TSR_E_NOMEM;
     TSR_TRY(tsr_gather_pack(source->entry, &packed, err));
     uint64_t *sizes = tsr_arena_array(plan->arena, packed.ndim, sizeof *sizes, err);

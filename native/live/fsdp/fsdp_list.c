@@ -72,8 +72,6 @@ tsr_status tsr_fsdp_placements(const tsr_mesh *mesh, tsr_arena *arena, tsr_place
     return TSR_OK;
 }
 
-/* ---- list ---- */
-
 /* ---- moves ---- */
 
 tsr_fsdp_moves tsr_fsdp_moves_of(tsr_comm *world, tsr_comm *data, const tsr_host *host, tsr_state_dict *passing)
@@ -278,17 +276,6 @@ tsr_status tsr_fsdp_cut_rows(const tsr_fsdp_node *node, const tsr_tensor *whole,
 
 /* ---- extensions ---- */
 
-/* Copies the result if the program returned the tensor that it was passed, because that memory is freed. */
-static tsr_status keep_whole(const tsr_fsdp_making *m, const tsr_tensor *whole, const tsr_value **value, tsr_error *err)
-{
-    tsr_tensor like = *whole;
-    like.device = m->on_host ? NULL : m->node->unit->device;
-    TSR_TRY(tsr_state_dict_allocate(m->out, &like, value, err));
-    TSR_TRY(tsr_tensor_copy(whole, tsr_tensor_of(*value), m->out->arena, err));
-    TSR_TRY(tsr_device_wait(whole->device, err));
-    return tsr_device_wait(like.device, err);
-}
-
 tsr_status tsr_fsdp_make(const tsr_fsdp_making *making, tsr_str fqn, const tsr_tensor *flattened, const tsr_value **value,
                          tsr_error *err)
 {
@@ -297,7 +284,8 @@ tsr_status tsr_fsdp_make(const tsr_fsdp_making *making, tsr_str fqn, const tsr_t
     const tsr_fsdp_transforms *t = unit->transforms;
     const tsr_tensor *made = flattened;
     if (t && t->unflatten) TSR_TRY(t->unflatten(t->ctx, fqn, flattened, unit->comm, making->passing, &made, err));
-    if (!making->sharded) return keep_whole(making, made, value, err);
+    if (!making->sharded) /* a copy: the program may have returned the tensor that it was passed, whose memory is freed */
+        return tsr_state_dict_duplicate(making->out, made, making->on_host ? NULL : unit->device, value, err);
     tsr_device *device = making->on_host ? NULL : unit->device;
     if (!e || !e->chunk) return tsr_fsdp_cut_rows(making->node, made, device, making->out, value, err);
     TSR_TRY(e->chunk(e->ctx, fqn, made, unit->comm, making->out, &made, err));

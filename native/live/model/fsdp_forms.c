@@ -183,15 +183,6 @@ static tsr_status take_all(const named_taking *t, tsr_model_optimizer *out, tsr_
     return TSR_OK;
 }
 
-static bool has_state(const tsr_model_optimizer *optimizer)
-{
-    if (optimizer->user_state && optimizer->user_state->count) return true;
-    for (size_t g = 0; g < optimizer->group_count; g++)
-        for (size_t p = 0; p < optimizer->groups[g].count; p++)
-            if (optimizer->groups[g].params[p].state) return true;
-    return false;
-}
-
 /* As NamedOptimizer.load_state_dict: the optimizer's own state dict, keyed by number, with the values of `state`, which
  * is keyed by name. Lives in raw->passing. */
 static tsr_status raw_named_load(const tsr_raw *raw, const tsr_value *state, const tsr_value **out, tsr_error *err)
@@ -201,7 +192,7 @@ static tsr_status raw_named_load(const tsr_raw *raw, const tsr_value *state, con
                       .group_of = tsr_map_new(raw->names.host->allocator, 0, err)};
     tsr_model_optimizer taken;
     tsr_status status = t.states && t.group_of ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK && !has_state(raw->optimizer))
+    if (status == TSR_OK && !tsr_optimizer_has_state(raw->optimizer))
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                            "the named optimizer holds no state that could be loaded into: take a step before loading");
     if (status == TSR_OK) status = index_given(&t, state, err);

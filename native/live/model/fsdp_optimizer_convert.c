@@ -524,22 +524,6 @@ static tsr_status receive_tensor(receiving *r, const tsr_entry *entry, const rec
     return tsr_state_dict_tensor(r->out, tensor, out, err);
 }
 
-/* What was set aside. */
-static tsr_status copy_aside(const receiving *r, const tsr_tensor *aside, const tsr_value **out, tsr_error *err)
-{
-    tsr_tensor like = *aside;
-    if (r->offload) like.device = NULL;
-    TSR_TRY(tsr_state_dict_allocate(r->out, &like, out, err));
-    TSR_TRY(tsr_tensor_copy(aside, tsr_tensor_of(*out), r->out->arena, err));
-    TSR_TRY(tsr_device_wait(aside->device, err));
-    return tsr_device_wait(like.device, err);
-}
-
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
-{
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0);
-}
-
 /* A whole state of a parameter that is distributed: this rank's part. */
 static tsr_status distribute(receiving *r, const tsr_entry *entry, const tsr_tensor *param, const tsr_value **out,
                              tsr_error *err)
@@ -559,8 +543,9 @@ static tsr_status receive(receiving *r, const tsr_value *value, const tsr_value 
     *out = value;
     if (value->kind == TSR_VALUE_TENSOR) {
         const tsr_tensor *other = aside ? tsr_tensor_of(aside) : NULL;
-        if (other && other->spread != TSR_WHOLE) return copy_aside(r, other, out, err);
-        const bool cut = of->param && value->as.tensor->ndim && same_shape(value->as.tensor, &of->param->entry);
+        if (other && other->spread != TSR_WHOLE)
+            return tsr_state_dict_duplicate(r->out, other, r->offload ? NULL : other->device, out, err);
+        const bool cut = of->param && value->as.tensor->ndim && tsr_entry_same_shape(value->as.tensor, &of->param->entry);
         if (cut) return distribute(r, value->as.tensor, of->param, out, err);
         return receive_tensor(r, value->as.tensor, of, out, err);
     }

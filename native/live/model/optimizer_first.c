@@ -12,14 +12,18 @@ typedef struct starting {
     const tsr_optimizer_names *names;
 } starting;
 
+bool tsr_optimizer_has_state(const tsr_model_optimizer *optimizer)
+{
+    if (optimizer->user_state && optimizer->user_state->count) return true;
+    for (size_t g = 0; g < optimizer->group_count; g++)
+        for (size_t p = 0; p < optimizer->groups[g].count; p++)
+            if (optimizer->groups[g].params[p].state) return true;
+    return false;
+}
+
 static bool has_state(void *ctx)
 {
-    const tsr_model_optimizer *o = ((starting *)ctx)->optimizer;
-    if (o->user_state && o->user_state->count) return true;
-    for (size_t g = 0; g < o->group_count; g++)
-        for (size_t p = 0; p < o->groups[g].count; p++)
-            if (o->groups[g].params[p].state) return true;
-    return false;
+    return tsr_optimizer_has_state(((starting *)ctx)->optimizer);
 }
 
 static bool has_gradient(void *ctx, size_t group, size_t param)
@@ -161,7 +165,7 @@ static tsr_status create(void *ctx, size_t group, size_t param, const tsr_state_
 static tsr_status start_other(starting *s, tsr_error *err)
 {
     const tsr_model_optimizer *o = s->optimizer;
-    if (!o->first_state || has_state(s)) return TSR_OK;
+    if (!o->first_state || tsr_optimizer_has_state(o)) return TSR_OK;
     for (size_t g = 0; g < o->group_count; g++)
         for (size_t p = 0; p < o->groups[g].count; p++)
             if (o->groups[g].params[p].has_gradient) return TSR_OK;

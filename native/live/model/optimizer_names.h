@@ -108,6 +108,9 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
 tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena *arena, const tsr_value **out,
                                 tsr_error *err);
 
+/* Whether it has state of any parameter, or of none. */
+bool tsr_optimizer_has_state(const tsr_model_optimizer *optimizer);
+
 /* ---- optimizer write ---- */
 
 /* Loading one optimizer's state on this rank, once it is keyed by number and each rank has its part. */

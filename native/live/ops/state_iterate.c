@@ -516,22 +516,11 @@ typedef struct flattening {
     bool dcp; /* which of the rules applies */
 } flattening;
 
-/* Whether a list contains no tensor or mapping, including in nested lists down to `depth`. */
-static bool is_plain_list(const tsr_value *list, uint32_t depth)
-{
-    for (size_t i = 0; i < list->count && depth; i++) {
-        const tsr_value *item = list->items[i];
-        if (item->kind == TSR_VALUE_DICT || item->kind == TSR_VALUE_TENSOR) return false;
-        if (item->kind == TSR_VALUE_LIST && !is_plain_list(item, depth - 1)) return false;
-    }
-    return true;
-}
-
 static bool expands(const flattening *f, const tsr_value *value)
 {
     if (f->dcp)
         return value->kind == TSR_VALUE_DICT ||
-               (value->kind == TSR_VALUE_LIST && !is_plain_list(value, f->host->limits.depth));
+               (value->kind == TSR_VALUE_LIST && !tsr_list_is_plain(value, f->host->limits.depth));
     return value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE ||
            value->kind == TSR_VALUE_SIZE;
 }

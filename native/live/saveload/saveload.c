@@ -20,20 +20,9 @@ typedef struct flattening {
     tsr_map *names;
 } flattening;
 
-/* Whether a list contains no tensor and no dict, including lists inside it. */
-static bool is_leaf_list(const tsr_value *list, uint32_t depth)
-{
-    for (size_t i = 0; i < list->count && depth; i++) {
-        const tsr_value *item = list->items[i];
-        if (item->kind == TSR_VALUE_DICT || item->kind == TSR_VALUE_TENSOR) return false;
-        if (item->kind == TSR_VALUE_LIST && !is_leaf_list(item, depth - 1)) return false;
-    }
-    return true;
-}
-
 bool tsr_flat_opens(const tsr_value *value)
 {
-    return value->kind == TSR_VALUE_DICT || (value->kind == TSR_VALUE_LIST && !is_leaf_list(value, TSR_FLAT_DEPTH));
+    return value->kind == TSR_VALUE_DICT || (value->kind == TSR_VALUE_LIST && !tsr_list_is_plain(value, TSR_FLAT_DEPTH));
 }
 
 static bool names_tensor(const tsr_value *value, uint32_t depth)

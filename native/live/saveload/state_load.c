@@ -470,34 +470,18 @@ static tsr_status load_box(optimizer_loading *l, const tsr_optim_read *read, con
 
 /* ---- objects ---- */
 
-/* Tensors inside objects are not in the catalog: their chunks are raw bytes. A view tells the reader so. */
-static tsr_status make_readable(const optimizer_loading *l, const tsr_entry *entry, tsr_entry *out, tsr_error *err)
-{
-    tsr_chunk *chunks = tsr_arena_array(l->arena, (size_t)entry->chunk_count, sizeof *chunks, err);
-    tsr_view *views = chunks ? tsr_arena_array(l->arena, (size_t)entry->chunk_count, sizeof *views, err) : NULL;
-    if (!views) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < entry->chunk_count; i++) {
-        chunks[i] = entry->chunks[i];
-        views[i] = (tsr_view){.file = chunks[i].file, .byte_offset = chunks[i].byte_offset};
-        if (!chunks[i].view) chunks[i].view = &views[i];
-    }
-    *out = *entry;
-    out->chunks = chunks;
-    return TSR_OK;
-}
-
 /* Loads a tensor inside an object, such as one of a tuple of betas that a capturable optimizer keeps on its device. */
 static tsr_status load_inner(optimizer_loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
     uint64_t shape[TSR_MAX_NDIM] = {0};
     tsr_dtype dtype = entry->dtype;
-    tsr_entry readable;
-    TSR_TRY(make_readable(l, entry, &readable, err));
+    const tsr_entry *readable = tsr_entry_readable(l->reader.checkpoint, l->arena, entry, err);
+    if (!readable) return TSR_E_NOMEM;
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim > TSR_MAX_NDIM, err, TSR_E_UNSUPPORTED,
                 "it contains a tensor that is %s and cannot be read", tsr_entry_kind_name(entry->kind));
     if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
     if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]);
-    return load_whole(l, &readable, dtype, shape, value, err);
+    return load_whole(l, readable, dtype, shape, value, err);
 }
 
 static tsr_status load_value(optimizer_loading *l, const tsr_value *stored, uint32_t depth, const tsr_value **out,

@@ -505,6 +505,27 @@ tsr_status tsr_state_dict_allocate(tsr_state_dict *dict, const tsr_tensor *tenso
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
+tsr_status tsr_state_dict_duplicate(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_device *device,
+                                    const tsr_value **out, tsr_error *err)
+{
+    tsr_tensor like = *tensor;
+    like.device = device;
+    TSR_TRY(tsr_state_dict_allocate(dict, &like, out, err));
+    TSR_TRY(tsr_tensor_copy(tensor, tsr_tensor_of(*out), dict->arena, err));
+    TSR_TRY(tsr_device_wait(tensor->device, err));
+    return tsr_device_wait(device, err);
+}
+
+bool tsr_list_is_plain(const tsr_value *list, uint32_t depth)
+{
+    for (size_t i = 0; i < list->count && depth; i++) {
+        const tsr_value *value = list->items[i];
+        if (value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_TENSOR) return false;
+        if (value->kind == TSR_VALUE_LIST && !tsr_list_is_plain(value, depth - 1)) return false;
+    }
+    return true;
+}
+
 /* ---- memory ---- */
 
 static tsr_status allocate(tsr_state_dict *dict, tsr_device *device, tsr_device *pin, uint64_t bytes, void **out,

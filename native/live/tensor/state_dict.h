@@ -59,6 +59,9 @@ typedef struct tsr_leaves {
     size_t count;
 } tsr_leaves;
 
+/* Whether a list, with the lists in it down to `depth`, contains neither tensors nor dicts. */
+bool tsr_list_is_plain(const tsr_value *list, uint32_t depth);
+
 /* Lists all leaves, or only tensors. Everything lives in `arena`. */
 tsr_status tsr_leaves_of(const tsr_value *state, const tsr_host *host, bool tensors_only, tsr_arena *arena, tsr_leaves *out,
                          tsr_error *err);
@@ -146,6 +149,9 @@ tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena
                              tsr_error *err);
 /* Makes a leaf for a tensor that lives as long as the dict. */
 const tsr_value *tsr_state_dict_leaf(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_error *err);
+/* A copy of a tensor, in memory of the state dict on `device` (NULL: the host). It is complete on return. */
+tsr_status tsr_state_dict_duplicate(tsr_state_dict *dict, const tsr_tensor *tensor, tsr_device *device,
+                                    const tsr_value **out, tsr_error *err);
 
 /* Whether dtype and shape are the same and, with `with_distribution`, also the distribution. */
 bool tsr_tensor_is_like(const tsr_tensor *a, const tsr_tensor *b, bool with_distribution);

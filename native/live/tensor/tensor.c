@@ -289,8 +289,6 @@ void *tsr_shared_buffer(const tsr_shared *shared, uint32_t rank, size_t index, u
     return *bytes ? shared->mapped[rank] + at : NULL;
 }
 
-/* ---- tensors ---- */
-
 /* ---- compare tensors ---- */
 
 /* Describes tensors in words, compares them, and copies between tensors with the same layout. */

@@ -192,6 +192,11 @@ typedef struct tsr_read_check tsr_read_check;
 tsr_status tsr_read_check_new(tsr_checkpoint *checkpoint, uint32_t threads, tsr_read_check **out, tsr_error *err);
 void tsr_read_check_free(tsr_read_check *check); /* accepts NULL */
 
+/* Returns an entry whose tensor can be read. An entry of the catalog is returned as it is. A tensor inside an object becomes a
+ * copy in `arena`, because its chunks without a view are raw bytes, whatever they would mean in its container. NULL if there
+ * is no memory. */
+const tsr_entry *tsr_entry_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err);
+
 /* As tsr_read_box. Calls with the same `thread`, which is less than the number of threads, must not overlap in time. TSR_E_FORMAT, with
  * the name of the entry, if the box holds a whole chunk whose bytes do not have its CRC. */
 tsr_status tsr_read_box_checked(tsr_read_check *check, uint32_t thread, const tsr_entry *entry, tsr_box box, void *buffer,
