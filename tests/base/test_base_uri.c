@@ -28,6 +28,27 @@ static void test_base_uri__escapes_what_may_not_stand_in_a_path(void **state)
     }
 }
 
+/* Expected values: Python's urllib.parse.unquote_to_bytes, with '+' replaced by a space before for the third column. */
+static void test_base_uri__decodes_what_is_escaped(void **state)
+{
+    (void)state;
+    const char *const cases[][3] = {{"model%20one.pt", "model one.pt", "model one.pt"},
+                                    {"a%2Bb+c", "a+b+c", "a+b c"},
+                                    {"100%", "100%", "100%"},
+                                    {"%zz%4", "%zz%4", "%zz%4"},
+                                    {"%e9%C3%A9", "\xe9\xc3\xa9", "\xe9\xc3\xa9"},
+                                    {"%25%32%30", "%20", "%20"},
+                                    {"", "", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[32] = {0}, spaced[32] = {0};
+        const tsr_str given = tsr_str_from(cases[i][0]);
+        assert_int_equal(tsr_uri_decode(given, false, text), strlen(cases[i][1]));
+        assert_string_equal(text, cases[i][1]);
+        assert_int_equal(tsr_uri_decode(given, true, spaced), strlen(cases[i][2]));
+        assert_string_equal(spaced, cases[i][2]);
+    }
+}
+
 static void test_base_uri__cuts_behind_a_whole_byte(void **state)
 {
     (void)state;
@@ -88,6 +109,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base_uri__escapes_what_may_not_stand_in_a_path),
+        cmocka_unit_test(test_base_uri__decodes_what_is_escaped),
         cmocka_unit_test(test_base_uri__cuts_behind_a_whole_byte),
         cmocka_unit_test(test_base_uri__redacts_secrets),
     };
