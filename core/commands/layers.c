@@ -204,12 +204,8 @@ static void strip(const naming *n, tsr_str *fqn, bool holds)
 /* A canonical name belongs to the list of names, which does not live as long as the checkpoint. */
 static tsr_status name_entry(const naming *n, const tsr_entry *entry, tsr_new_name *out, tsr_error *err)
 {
-    tsr_str twin;
     *out = (tsr_new_name){entry->fqn, entry->value};
     if (n->names) {
-        TSR_TRY(tsr_canonical_names_twin(n->names, entry->fqn, n->arena, &twin, err));
-        TSR_FAIL_IF(twin.data, err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'", TSR_STR_ARG(entry->fqn),
-                    TSR_STR_ARG(twin), TSR_STR_ARG(twin));
         TSR_TRY(tsr_canonical_names_find(n->names, entry->fqn, n->arena, &out->fqn, err));
         TSR_TRY(tsr_canonical_names_value(n->names, entry, n->arena, &out->value, err));
     }
@@ -282,6 +278,7 @@ static tsr_status rename_source(tsr_checkpoint *source, const tsr_layering *want
     tsr_new_name *mappings = tsr_arena_array(n.arena, (size_t)n.catalog->mapping_count, sizeof *mappings, err);
     tsr_status status = entries && mappings ? TSR_OK : TSR_E_NOMEM;
     if (status == TSR_OK && o->canonical) status = open_names(&n, wanted->modules, host, arena, &n.names, err);
+    if (status == TSR_OK && o->canonical) status = tsr_canonical_names_check(n.names, n.catalog, n.arena, err);
     if (status == TSR_OK) status = name_entries(&n, entries, err);
     if (status == TSR_OK) status = name_mappings(&n, host->allocator, mappings, err);
     if (status == TSR_OK) status = tsr_checkpoint_rename(source, entries, mappings, err);

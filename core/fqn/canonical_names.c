@@ -394,8 +394,9 @@ tsr_status tsr_canonical_names_dict(const tsr_canonical_names *c, tsr_str fqn, t
     return TSR_OK;
 }
 
-tsr_status tsr_canonical_names_twin(const tsr_canonical_names *c, tsr_str raw, tsr_arena *arena, tsr_str *out,
-                                    tsr_error *err)
+/* For a name that keeps an `_orig_mod` because it has siblings: the entry (by its key) whose canonical name it would have
+ * without it. NULL data if there is none. */
+static tsr_status find_twin(const tsr_canonical_names *c, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     tsr_str fqn = raw;
     *out = (tsr_str){NULL, 0};
@@ -409,6 +410,19 @@ tsr_status tsr_canonical_names_twin(const tsr_canonical_names *c, tsr_str raw, t
         const uint32_t owner = tsr_map_get(c->owners, other, UINT32_MAX);
         if (owner != UINT32_MAX) *out = ((const tsr_str *)c->raws.items)[owner];
         if (out->data) return TSR_OK;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_canonical_names_check(const tsr_canonical_names *c, const tsr_catalog *catalog, tsr_arena *arena,
+                                     tsr_error *err)
+{
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_str fqn = catalog->entries[i].fqn;
+        tsr_str twin;
+        TSR_TRY(find_twin(c, fqn, arena, &twin, err));
+        TSR_FAIL_IF(twin.data, err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'", TSR_STR_ARG(fqn),
+                    TSR_STR_ARG(twin), TSR_STR_ARG(twin));
     }
     return TSR_OK;
 }

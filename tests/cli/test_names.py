@@ -40,3 +40,20 @@ def test_validate_leaves_excluded_names_out(t):
     deep = lambda *options: {(f["rule"], f.get("fqn")) for f in t.json("validate", t.at("m.safetensors"), "--deep", "--json", *options)["findings"]}
     need(("values/nan", "model.b.w") in deep(), deep())
     need(deep("--exclude", "**.b.w") == set(), "findings of values about a name that is left out")
+
+
+@test
+def test_a_parameter_with_two_names_is_refused_by_every_command(t):
+    """A parameter inside torch.compile's wrapper and outside: the wrapper's `_orig_mod` has siblings then, and looks like an attribute."""
+    twice, once = t.at("twice.safetensors"), t.at("once.safetensors")
+    st_write(twice, {"module.fc.w": numbers(1), "module._orig_mod.fc.w": numbers(2)})
+    st_write(once, {"module.fc.w": numbers(1), "module.fc.b": numbers(2)})
+    refused = lambda *command: t.run(*command, "--canonical", status=2).stderr.decode()
+    for command in (["convert", twice, t.at("out.safetensors")], ["manifest", twice], ["diff", twice, twice], ["diff", once, twice], ["diff", twice, once, "--values"],
+                    ["reshard", twice, t.at("out"), "--to", "dcp", "--mesh", "dp=2", "--placements", "shard(0)"], ["plan", twice, "--mesh", "dp=2", "--placements", "shard(0)"]):
+        message = refused(*command)
+        need("'module._orig_mod.fc.w'" in message and "'module.fc.w'" in message and twice in message, f"{command[0]}: {message}")
+    # a compiled part of a model with other parameters next to it, in one of two checkpoints
+    st_write(t.at("compiled.safetensors"), {"net._orig_mod.w": numbers(1), "head.w": numbers(2)})
+    st_write(t.at("plain.safetensors"), {"net.w": numbers(1), "head.w": numbers(2)})
+    need(t.json("diff", t.at("compiled.safetensors"), t.at("plain.safetensors"), "--values", "--canonical", "--json")["same"], "not the same names")

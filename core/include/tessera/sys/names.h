@@ -105,10 +105,11 @@ tsr_status tsr_canonical_names_value(void *names, const tsr_entry *entry, tsr_ar
 /* The canonical name of a dict of the state dict. `inside` is the key of an entry in it; empty data if there is none. */
 tsr_status tsr_canonical_names_dict(const tsr_canonical_names *names, tsr_str fqn, tsr_str inside, tsr_arena *arena,
                                     tsr_str *out, tsr_error *err);
-/* For a name that keeps an `_orig_mod` because it has siblings: the entry (by its key) whose canonical name it would have
- * without it. Such a checkpoint has a parameter twice. NULL data if there is none. */
-tsr_status tsr_canonical_names_twin(const tsr_canonical_names *names, tsr_str raw, tsr_arena *arena, tsr_str *out,
-                                    tsr_error *err);
+/* Refuses a catalog that has a parameter twice, once inside torch.compile's wrapper: the wrapper's `_orig_mod` then has siblings, and
+ * would be kept as if it were an attribute. `names` must be those of this catalog alone. TSR_E_USAGE with both names; TSR_E_NOMEM.
+ * `arena` is for texts that are made meanwhile. */
+tsr_status tsr_canonical_names_check(const tsr_canonical_names *names, const tsr_catalog *catalog, tsr_arena *arena,
+                                     tsr_error *err);
 
 /* The same by the text of each catalog's keys alone, also for the keys of optimizers. The viewer's first module has only this, because
  * its size is limited. Errors: TSR_E_NOMEM. */
