@@ -453,10 +453,9 @@ static tsr_status note_prefix(const compare *c, const tsr_catalog *catalog, cons
     TSR_TRY(find_prefix(c, catalog, wanted, &prefix, &count, err));
     if (count > fitting && nearly_all(count, expected->entry_count)) {
         return tsr_finding_add(c->findings, "layout/prefix", TSR_NOWHERE, err,
-                               "%u of the %llu names of %s are in the checkpoint with '%.*s' before them; --prefix %.*s "
-                               "compares these, and `tessera convert --rename %.*s=` removes it",
-                               count, (unsigned long long)expected->entry_count, contract->called, TSR_STR_ARG(prefix),
-                               TSR_STR_ARG(prefix), TSR_STR_ARG(prefix));
+                               "%u of the %llu names of %s are in the checkpoint with '%.*s' before them; --prefix "
+                               "strips it",
+                               count, (unsigned long long)expected->entry_count, contract->called, TSR_STR_ARG(prefix));
     }
     TSR_TRY(find_prefix(c, expected, here, &prefix, &count, err));
     if (count <= fitting || !nearly_all(count, catalog->entry_count)) return TSR_OK;
