@@ -141,9 +141,8 @@ static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_e
     for (uint32_t rank = 0; rank < j->flat.world_size; rank++) {
         files[rank] = tsr_store_find(j->store, j->flat.files[rank]);
         if (files[rank] != TSR_NO_FILE) continue;
-        tsr_fail(err, TSR_E_NOT_FOUND, "there is no file '%.*s' for rank %" PRIu32, TSR_STR_ARG(j->flat.files[rank]), rank);
-        if (j->request.source) tsr_error_context(err, "%s", j->request.source);
-        return TSR_E_NOT_FOUND;
+        return tsr_fail(err, TSR_E_NOT_FOUND, "there is no file '%.*s' for rank %" PRIu32, TSR_STR_ARG(j->flat.files[rank]),
+                        rank);
     }
     return TSR_OK;
 }
@@ -261,7 +260,7 @@ static tsr_status look_into(search *s, const tsr_value *value, tsr_str name, uns
     return TSR_OK;
 }
 
-static tsr_status find_optimizer(const tsr_optim_job *j, const tsr_value *root, tsr_found_optimizer *out, tsr_error *err)
+static tsr_status optim_find(const tsr_optim_job *j, const tsr_value *root, tsr_found_optimizer *out, tsr_error *err)
 {
     search s = {.job = j, .names = {"", 0}, .err = err};
     *out = (tsr_found_optimizer){root, TSR_STR("")};
@@ -277,26 +276,16 @@ static tsr_status find_optimizer(const tsr_optim_job *j, const tsr_value *root, 
     return TSR_OK;
 }
 
-static tsr_status optim_find(const tsr_optim_job *j, const tsr_value *root, tsr_found_optimizer *out, tsr_error *err)
-{
-    const tsr_status status = find_optimizer(j, root, out, err);
-    if (status != TSR_OK && j->request.source) tsr_error_context(err, "%s", j->request.source);
-    return status;
-}
-
 /* ---- its states ---- */
 
-static tsr_status refuse_states(const tsr_optim_job *j, const tsr_findings *findings, tsr_str name, const char *advice,
-                                tsr_error *err)
+static tsr_status refuse_states(const tsr_findings *findings, tsr_str name, const char *advice, tsr_error *err)
 {
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
         const bool inside =
             !name.size || (tsr_str_starts(f->fqn, name) && f->fqn.size > name.size && f->fqn.data[name.size] == '.');
         if (f->level != TSR_ERROR || !inside) continue;
-        tsr_fail(err, TSR_E_FORMAT, "%.*s: %.*s%s", TSR_STR_ARG(f->fqn), TSR_STR_ARG(f->message), advice);
-        if (j->request.source) tsr_error_context(err, "%s", j->request.source);
-        return TSR_E_FORMAT;
+        return tsr_fail(err, TSR_E_FORMAT, "%.*s: %.*s%s", TSR_STR_ARG(f->fqn), TSR_STR_ARG(f->message), advice);
     }
     return TSR_OK;
 }
@@ -306,7 +295,7 @@ static tsr_status check_states(const tsr_optim_job *j, const tsr_catalog *catalo
 {
     tsr_findings *findings = tsr_findings_new(j->host->allocator, 0, err);
     tsr_status status = findings ? tsr_validate_optimizers(catalog, j->host, findings, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = refuse_states(j, findings, name, advice, err);
+    if (status == TSR_OK) status = refuse_states(findings, name, advice, err);
     tsr_findings_free(findings);
     return status;
 }

@@ -95,3 +95,20 @@ def test_a_message_names_the_path_even_if_a_word_of_it_is_the_same(t):
         f.write(b"junk")
     p = subprocess.run([t.path, "inspect", "zip"], cwd=t.folder, capture_output=True)
     need(p.stderr.decode().startswith("tessera: zip is not in a recognized"), p.stderr)
+
+
+@test
+def test_messages_about_a_document_do_not_begin_with_the_source(t):
+    """A document that an option gives is blamed alone; what is wrong with the source begins with its name."""
+    path, source, document = sample("dcp_fsdp2_flat_optim")[0], t.at("state.pt"), t.at("other.json")
+    t.run("optim", "unflatten", path, source)
+    write(document, b'{"schema": "tessera.modules/1"}')
+    out = t.at("out.pt")
+    for command in (["convert", source, out, "--canonical", "--modules", document], ["convert", source, out, "--map", document], ["convert", source, out, "--shards", document],
+                    ["optim", "to-id", source, out, "--modules", document], ["reshard", path, out, "--target", document], ["plan", path, "--target", document], ["validate", path, "--layout", document]):
+        message = t.run(*command, status=2).stderr.decode()
+        name = "--modules" if command[0] == "convert" and "--modules" in command else document
+        need(name in message and source not in message and path not in message, f"{command}: {message}")
+    for command in (["optim", "flatten", source, out, "--at", "none"], ["optim", "unflatten", source, out]):
+        message = t.run(*command, status=2).stderr.decode()
+        need(message.startswith(f"tessera: {source}: ") and message.count(source) == 1, f"{command}: {message}")

@@ -55,7 +55,6 @@ typedef struct tsr_optim_request {
     bool has_world_size, has_rank;
     uint64_t world_size; /* shard: the number of ranks to write for; if not set, the document's */
     uint64_t rank;       /* unshard: the rank to use where ranks differ in state that FSDP does not shard */
-    const char *source;  /* the checkpoint's name for messages; may be NULL */
     tsr_ring *ring;      /* borrowed: buffers for comparing tensors and for writing */
     /* May be NULL; also called by tsr_optim_write and tsr_optim_store. A message is valid until it returns. */
     void (*warn)(void *ctx, tsr_str message);

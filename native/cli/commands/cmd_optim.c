@@ -68,7 +68,6 @@ static tsr_status read_request(job *j, tsr_error *err)
     r->sharded = a->sharded;
     r->at = a->at ? tsr_str_from(a->at) : (tsr_str){NULL, 0};
     if (j->program->options.source.part) r->part = tsr_str_from(j->program->options.source.part);
-    r->source = j->source;
     r->warn = warn;
     r->warn_ctx = j->program;
     r->has_world_size = a->ranks.given;
@@ -328,8 +327,9 @@ static int run(cli *program, const tsr_command_options *a)
     if (status == TSR_OK) status = run_job(&j, &err);
     if (status == TSR_OK && a->json) status = report_json(&j, tsr_seconds() - started, &err);
     else if (status == TSR_OK && !program->options.quiet && a->to != TO_DCP) report_text(&j, tsr_seconds() - started);
+    const int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, j.files.store ? j.source : NULL, &err);
     close_job(&j);
-    return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+    return result;
 }
 
 const cli_command cli_optim = {

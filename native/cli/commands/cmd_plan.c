@@ -224,7 +224,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (status == TSR_OK) status = make_plan(program, arguments, &p, &err);
     if (status == TSR_OK) status = report(program, arguments, &p, &err);
     if (status == TSR_OK) status = cli_unchanged(&p.session, &err);
-    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, p.session.store ? path : NULL, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, p.session.path, &err);
     tsr_plan_free(p.plan);
     cli_close(&p.session);
     tsr_arena_free(p.arena);

@@ -12,7 +12,6 @@ static tsr_status prepare(cli_writing *w, tsr_target *target, tsr_plan **plan, t
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
-    const char *path = program->operands.items[0];
     tsr_error err = {0};
     tsr_target target;
     tsr_plan *plan = NULL;
@@ -23,7 +22,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
-    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
+    int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.path, &err);
     cli_writing_close(&w);
     tsr_plan_free(plan);
     tsr_arena_free(w.arena);

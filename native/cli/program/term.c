@@ -223,13 +223,26 @@ static bool names_directory(const char *text, const char *path)
     return strstr(text, quoted) != NULL;
 }
 
-/* Whether a message about `path` already names what it is about, which may be the destination or standard output. */
+/* Whether a message names a document that an option gives. */
+static bool names_document(const cli *program, const char *text)
+{
+    if (strstr(text, ", in --")) return true;
+    for (const tsr_option *const *option = program->command->options; *option; option++) {
+        if ((*option)->type != TSR_OPTION_DOCUMENT) continue;
+        const char *given = *(const char *const *)((const char *)&program->options + (*option)->field);
+        if (given && names_path(text, given)) return true;
+    }
+    return false;
+}
+
+/* Whether a message about `path` already names what it is about, which may be the destination, standard output or a document. */
 static bool names_subject(const cli *program, const char *text, const char *path)
 {
     const char *output = program->options.output;
     if (!path || !*path || names_path(text, path)) return true;
     if (names_path(text, OUTPUT) || names_path(text, STANDARD_OUTPUT)) return true;
     if (output && (names_path(text, output) || names_directory(text, output))) return true;
+    if (names_document(program, text)) return true;
     for (size_t i = 0; i < program->operands.count; i++) {
         const char *operand = program->operands.items[i];
         if (operand != path && (names_path(text, operand) || names_directory(text, operand))) return true;
