@@ -2,6 +2,7 @@
 instead of the new checkpoint."""
 import json
 import os
+import re
 import shutil
 import struct
 
@@ -242,6 +243,37 @@ def test_resume_of_a_complete_optimizer(t):
     job(source, "--resume", "--overwrite")
     need(tree(t.at("flat.pt")) == before, "--overwrite")
     need(data == open(other, "rb").read(), "an input was touched")
+
+
+@test
+def test_resume_of_a_complete_optimizer_in_a_dcp(t):
+    """The same as of a torch file: what --resume does, and what the two forms report, as text and as JSON."""
+    source = t.at("optim.pt")
+    t.run("optim", "unflatten", sample("dcp_fsdp2_flat_optim")[0], source)
+    job = lambda action, *more, status=0: t.run("optim", action, source, t.at("out"), "--to", "dcp", *more, status=status)
+    wrote = job("flatten")
+    need(wrote.stderr.startswith(f"wrote {t.at('out')}: ".encode()) and wrote.stderr.count(b"\n") == 1 and not wrote.stdout, wrote)
+    before = tree(t.at("out"))
+    for more in (["--resume"], ["--resume", "--overwrite"]):
+        need(b"already complete" in job("flatten", *more).stderr and tree(t.at("out")) == before, more)
+    p = job("flatten", "--resume", "--json")
+    need(json.loads(p.stdout)["files"] == 1 and not p.stderr, p)
+    p = job("flatten", "--overwrite", "--json")
+    need(json.loads(p.stdout)["schema"] == "tessera.optim/1" and not p.stderr, p)
+    before = tree(t.at("out"))
+    need(b"exists" in job("flatten", status=2).stderr, "without --resume")
+    t.run("optim", "flatten", source, t.at("flat.pt"))
+    source = t.at("flat.pt")
+    need(b"exists, and is not what this job writes" in job("unflatten", "--resume", status=2).stderr and tree(t.at("out")) == before, "another job")
+
+
+@test
+def test_a_complete_output_is_counted_as_it_was_when_it_was_written(t):
+    path = sample("dcp_fsdp2_flat_optim")[0]
+    job = lambda *more: t.run("reshard", path, t.at("out"), "--mesh", "dp=3", "--placements", "shard(0)", *more)
+    contents = lambda p: re.search(r"[0-9]+ tensors.* in 3 files", p.stderr.decode()).group()
+    wrote = contents(job())
+    need(" objects, " in wrote and contents(job("--resume")) == wrote, wrote)
 
 
 @test

@@ -130,6 +130,7 @@ static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_
     w->source.recipe = recipe_of(j, w->arena, err);
     status = w->source.recipe.data ? cli_choose_container(w, 1 + TSR_TO_DCP, 0, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_write(w, err);
+    j->is_complete = w->job.is_complete;
     j->files_written = w->job.conversion.file_count;
     for (uint32_t i = 0; i < w->job.conversion.file_count; i++) j->bytes_written += w->job.conversion.file_sizes[i];
     return status;
@@ -143,11 +144,13 @@ static tsr_status write_dcp(job *j, tsr_error *err)
                                          .max_memory = j->arguments->max_memory,
                                          .no_checksums = j->arguments->no_checksums,
                                          .overwrite = j->arguments->overwrite,
+                                         .resume = j->arguments->resume,
                                          .allow_expansion = j->arguments->allow_expansion};
     cli_writing w = {.program = j->program,
                      .options = &options,
                      .what = tsr_optim_action_names[j->request.action],
                      .destination = j->destination,
+                     .is_reported = true, /* as a torch file is */
                      .arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err)};
     tsr_store *result = NULL;
     tsr_status status = w.arena ? tsr_optim_store(j->optim, &result, err) : TSR_E_NOMEM;
@@ -326,7 +329,7 @@ static int run(cli *program, const tsr_command_options *a)
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
     if (status == TSR_OK) status = run_job(&j, &err);
     if (status == TSR_OK && a->json) status = report_json(&j, tsr_seconds() - started, &err);
-    else if (status == TSR_OK && !program->options.quiet && a->to != TO_DCP) report_text(&j, tsr_seconds() - started);
+    else if (status == TSR_OK && !program->options.quiet) report_text(&j, tsr_seconds() - started);
     const int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, j.files.store ? j.source : NULL, &err);
     close_job(&j);
     return result;

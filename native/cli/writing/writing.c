@@ -162,15 +162,25 @@ static bool resumed_remotely(const cli_writing *w)
     return w->options->resume && w->job.published && tsr_is_object_url(w->destination);
 }
 
+/* "2 tensors, 1 object, 112 B in 2 files" */
+static void put_contents(const cli_writing *w, const tsr_conversion_counts *t)
+{
+    fputs(cli_plural(t->tensors, "tensor").text, stderr);
+    if (t->objects) fprintf(stderr, ", %s", cli_plural(t->objects, "object").text);
+    fprintf(stderr, ", %s in %s", cli_bytes(w->job.conversion.byte_total).text,
+            cli_plural(w->job.conversion.file_count, "file").text);
+}
+
 static void report_text(const cli_writing *w)
 {
     tsr_conversion_counts t;
     tsr_conversion_count(&w->job.conversion, &t);
-    if (w->options->json || w->program->options.quiet) return;
+    if (w->options->json || w->is_reported || w->program->options.quiet) return;
     if (w->job.is_complete) {
         cli_put(stderr, tsr_str_from(w->destination));
-        fprintf(stderr, " is already complete: %s, %s in %s; nothing was written\n", cli_plural(t.tensors, "tensor").text,
-                cli_bytes(w->job.conversion.byte_total).text, cli_plural(w->job.conversion.file_count, "file").text);
+        fputs(" is already complete: ", stderr);
+        put_contents(w, &t);
+        fputs("; nothing was written\n", stderr);
         return;
     }
     if (resumed_remotely(w)) cli_report_resumed(w->program, &w->job.resumed);
@@ -186,10 +196,8 @@ static void report_text(const cli_writing *w)
     }
     fprintf(stderr, "%s ", w->options->dry_run ? "would write" : "wrote");
     cli_put(stderr, tsr_str_from(w->destination));
-    fprintf(stderr, ": %s", cli_plural(t.tensors, "tensor").text);
-    if (t.objects) fprintf(stderr, ", %s", cli_plural(t.objects, "object").text);
-    fprintf(stderr, ", %s in %s", cli_bytes(w->job.conversion.byte_total).text,
-            cli_plural(w->job.conversion.file_count, "file").text);
+    fputs(": ", stderr);
+    put_contents(w, &t);
     if (t.cast) fprintf(stderr, ", %s cast", cli_number(t.cast).text);
     if (t.kept) fprintf(stderr, ", %s of optimizer state not cast", cli_plural(t.kept, "scalar").text);
     if (t.left_out) fprintf(stderr, ", %s left out", cli_number(t.left_out).text);

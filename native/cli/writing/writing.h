@@ -40,7 +40,8 @@ typedef struct cli_writing {
     tsr_storage storage;   /* parsed from plan_job.storage; only if that lists servers */
     uint64_t part, parts;  /* exec: the part, counted from 1; 0 of 0: all that is left */
     bool is_exec;
-    bool finish; /* all parts must be done: write what surrounds their units, and publish */
+    bool is_reported; /* by the caller, who reads `job` and `seconds` */
+    bool finish;      /* all parts must be done: write what surrounds their units, and publish */
     tsr_arena *arena;
     const char *against;   /* path of what the result must fit; NULL: none */
     const char *plan_path; /* of exec; NULL: none */
