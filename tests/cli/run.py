@@ -433,6 +433,19 @@ def test_convert_refuses_damaged_tensors_before_it_writes(t):
 
 
 @test
+def test_a_plan_that_would_be_refused_warns(t):
+    """Of bytes that are missing. Where none is needed, nothing is said."""
+    for name in ("broken_dcp_missing_file", "broken_dcp_truncated"):
+        path = sample(name)[0]
+        gone, here = ([e["fqn"] for e in t.json("inspect", path, "--json")["entries"] if e["kind"] == "tensor" and all(c.get("file") for c in e["chunks"]) == whole] for whole in (False, True))
+        for target in (["--to", "dcp"], ["--mesh", "dp=2", "--placements", "shard(0)"], ["--to", "torch", "--json"]):
+            said = t.run("plan", path, *target).stderr
+            need(said.count(b"warning") == 1 and b"are missing" in said, f"{name} {target}: {said}")
+            quiet = [t.run("plan", path, *target, "--include", fqn).stderr for fqn in here]
+            need(not any(quiet) and len(gone) + len(here) > 0, f"{name} {target}: {quiet}")
+
+
+@test
 def test_convert_says_what_was_wrong_with_the_source(t):
     for name, status, part in (("broken_torch_call", 0, b"warning: model.pt: loading this file with pickle would call os.system"),
                                ("broken_safetensors_trailing_bytes", 0, b"(safetensors/trailing-bytes)"),
