@@ -235,3 +235,16 @@ def test_an_item_that_is_another_rank_s_is_found(t):
     found = t.json("validate", t.at("swapped"), "--json", "--deep", status=1)["findings"]
     need([f for f in found if f["rule"] == "dcp/item" and f["fqn"] == "exp_avg" and CLASS in f["message"]], found)
     need("exp_avg" in t.run("convert", t.at("swapped"), t.at("x"), "--to", "dcp", status=2).stderr.decode(), "not refused")
+
+
+@test
+def test_the_table_shows_what_a_quantized_tensor_stands_for(t):
+    """Its own dtype and shape; its class and the start of its state do not show them."""
+    for name in ("model.pt", "dcp", "nf4.pt", "affine.pt"):
+        path = os.path.join(GOLDEN, name)
+        opaque = [e for e in t.json("inspect", path, "--json")["entries"] if e["kind"] == "opaque"]
+        rows = t.text("inspect", path).splitlines()
+        for e in opaque:
+            row = [r for r in rows if r.split()[:1] == [e["fqn"]]]
+            need(len(row) == 1 and row[0].endswith(f"  opaque {e['dtype']} {e['shape']}"), f"{name}: {e['fqn']}: {row}")
+        need(opaque, name)

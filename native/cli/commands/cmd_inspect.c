@@ -539,15 +539,26 @@ static void per_rank_text(const tsr_per_rank *ranks, char *out, size_t capacity)
     if (alike == ranks->count && used < capacity) snprintf(out + used, capacity - used, " on %u ranks", ranks->count);
 }
 
+/* A quantized or sparse tensor is described by what it stands for, as in `bfloat16 [32, 64]`. */
+static const char *object_text(const tsr_entry *entry, char *text, size_t capacity)
+{
+    if (entry->per_rank) {
+        per_rank_text(entry->per_rank, text, capacity);
+        return text;
+    }
+    if (entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE) {
+        const int used = snprintf(text, capacity, "%s ", tsr_dtype_describe(entry->dtype)->name);
+        cli_shape_text(entry, text + used, capacity - (size_t)used);
+        return text;
+    }
+    return entry->value ? tsr_value_text(entry->value, text, capacity) : "";
+}
+
 static uint64_t key_of(const tsr_entry *entry)
 {
     char text[4 * CELL];
     uint64_t key = hash(entry->type, hash(tsr_last_component(entry->fqn), hash(first_component(entry->fqn), 1)));
-    if (entry->per_rank) {
-        per_rank_text(entry->per_rank, text, sizeof text);
-        return hash(tsr_str_from(text), key);
-    }
-    return entry->value ? hash(tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), key) : key;
+    return hash(tsr_str_from(object_text(entry, text, sizeof text)), key);
 }
 
 static int by_key(const void *a, const void *b)
@@ -628,11 +639,7 @@ static void put_object(const view *v, const object_row *row)
     cli_off(v->out, stdout);
     unsigned used = v->name_width + v->type_width + 4 + (opaque ? 7 : 0);
     unsigned room = v->out->columns > used + 20 ? v->out->columns - used : 20;
-    if (entry->per_rank) {
-        per_rank_text(entry->per_rank, text, sizeof text);
-        cli_put_fitted(stdout, tsr_str_from(text), room, false);
-    }
-    if (entry->value) cli_put_fitted(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)), room, false);
+    cli_put_fitted(stdout, tsr_str_from(object_text(entry, text, sizeof text)), room, false);
     putchar('\n');
 }
 
