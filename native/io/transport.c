@@ -108,9 +108,11 @@ typedef struct job {
     char reason[CURL_ERROR_SIZE];
 } job;
 
-/* The transfers that one call of tsr_transport_perform waits for. */
+/* The transfers that one call of tsr_transport_perform waits for. Each call is woken for its own: one signal for all of them would wake every
+ * thread that waits whenever a transfer ends. */
 typedef struct batch {
     size_t left;
+    pthread_cond_t ended; /* signalled when nothing is left */
 } batch;
 
 struct tsr_transport {
@@ -124,7 +126,6 @@ struct tsr_transport {
     unsigned active; /* transfers in progress; used only by the thread */
     pthread_t thread;
     pthread_mutex_t lock; /* protects the following fields, and all batches */
-    pthread_cond_t ended; /* signalled when a batch is complete */
     job *first, *last;    /* queue of jobs that have not begun */
     bool is_running, stop;
 };
@@ -337,7 +338,7 @@ static void finish(tsr_transport *transport, job *j, CURLcode code)
         else curl->easy_cleanup(j->handle);
     }
     pthread_mutex_lock(&transport->lock);
-    if (--j->batch->left == 0) pthread_cond_broadcast(&transport->ended);
+    if (--j->batch->left == 0) pthread_cond_signal(&j->batch->ended);
     pthread_mutex_unlock(&transport->lock);
 }
 
@@ -437,7 +438,6 @@ static void begin_in_child(void *ctx)
 {
     tsr_transport *transport = ctx;
     pthread_mutex_init(&transport->lock, NULL);
-    pthread_cond_init(&transport->ended, NULL);
     transport->first = transport->last = NULL;
     transport->active = 0;
     transport->idle_count = 0;
@@ -448,15 +448,17 @@ static void begin_in_child(void *ctx)
 void tsr_transport_perform(tsr_transport *transport, tsr_http_transfer *const *transfers, size_t count)
 {
     job *jobs = calloc(count ? count : 1, sizeof *jobs);
-    batch waiting = {count};
+    batch waiting = {.left = count};
     tsr_process_enter(&transport->process, begin_in_child, transport);
     for (size_t i = 0; i < count; i++) {
         tsr_http_transfer_clear(transfers[i]);
         transfers[i]->result = TSR_TRANSFER_FAILED;
     }
+    pthread_cond_init(&waiting.ended, NULL);
     pthread_mutex_lock(&transport->lock);
     if (!jobs || (!transport->is_running && !start_thread(transport))) {
         pthread_mutex_unlock(&transport->lock);
+        pthread_cond_destroy(&waiting.ended);
         free(jobs);
         for (size_t i = 0; i < count; i++) memcpy(transfers[i]->reason, "out of memory", sizeof "out of memory");
         return;
@@ -466,8 +468,9 @@ void tsr_transport_perform(tsr_transport *transport, tsr_http_transfer *const *t
         append(transport, &jobs[i]);
     }
     transport->curl.multi_wakeup(transport->multi);
-    while (waiting.left) pthread_cond_wait(&transport->ended, &transport->lock);
+    while (waiting.left) pthread_cond_wait(&waiting.ended, &transport->lock);
     pthread_mutex_unlock(&transport->lock);
+    pthread_cond_destroy(&waiting.ended);
     free(jobs);
 }
 
@@ -480,7 +483,6 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
     *transport = (tsr_transport){.allocator = allocator, .depth = depth};
     tsr_process_init(&transport->process);
     pthread_mutex_init(&transport->lock, NULL);
-    pthread_cond_init(&transport->ended, NULL);
     tsr_status status = tsr_retry_check_setting(err);
     if (status == TSR_OK) status = curl_open(&transport->curl, err);
     if (status == TSR_OK && !open_connections(transport))
@@ -507,7 +509,6 @@ void tsr_transport_close(tsr_transport *transport)
     for (size_t i = 0; i < transport->idle_count; i++) transport->curl.easy_cleanup(transport->idle[i]);
     if (transport->multi) transport->curl.multi_cleanup(transport->multi);
     curl_close(&transport->curl);
-    pthread_cond_destroy(&transport->ended);
     pthread_mutex_destroy(&transport->lock);
     tsr_free(transport->allocator, transport, 1, sizeof *transport);
 }
