@@ -88,7 +88,7 @@ static void curl_close(curl_calls *curl)
 enum {
     MOST_HANDLES = 64,
     CONNECT_SECONDS = 20,
-    RECEIVED_AT_ONCE = 256 << 10,
+    RECEIVED_AT_ONCE = 64 << 10, /* libcurl allocates it for each request: larger blocks would be new pages each time */
     MOST_IGNORED = 64 << 10,
     POLL_MILLISECONDS = 500,
     EXPECT_MILLISECONDS = 200
