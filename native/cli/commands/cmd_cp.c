@@ -25,11 +25,11 @@
 #include "tessera/sys/try.h"
 
 enum {
-    BUFFER = 8 << 20,
-    CHUNK = 32 << 20, /* bytes */
-    RECORD = 16,      /* bytes in the journal per chunk */
-    NAMED = 4,        /* how many missing files an error names */
-    LEVELS = 64       /* of subdirectories */
+    BUFFER = 1 << 20, /* bytes; small enough that what was read is still in the cache when it is written and summed up */
+    CHUNK = 32 << 20,
+    RECORD = 16, /* bytes in the journal per chunk */
+    NAMED = 4,   /* how many missing files an error names */
+    LEVELS = 64  /* of subdirectories */
 };
 
 /* The files of a copy in the order in which they are created: markers, whose presence makes a checkpoint complete, are the last. */
