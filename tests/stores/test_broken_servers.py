@@ -1,6 +1,8 @@
 """Servers that stay broken: whatever a command does with them, it ends soon, with a message. The tests shorten the time that a
 command may lose (TESSERA_RETRY_SECONDS), so a command that ignores the limit is stopped by its own limit, which is far off."""
+import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import subprocess
@@ -28,43 +30,56 @@ def ends(t, name, *args, env):
     return p.stdout + p.stderr
 
 
+def together(function, t, names):
+    """Calls function(t, name) for each of these names at the same time, because the commands mostly wait."""
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(functools.partial(function, t), names))  # raises what one of them raised
+
+
+def hang(h):
+    h.server.over.wait(LIMIT)
+    h.close_connection = True
+    return True
+
+
+def reset(h):
+    h.close_connection = True
+    h.connection.shutdown(2)
+    return True
+
+
+def asked_for(h):
+    m = re.fullmatch(r"bytes=(\d+)-(\d+)", h.headers.get("Range", ""))
+    data = h.server.objects.get(h.key, b"")
+    first, last = (int(m[1]), min(int(m[2]), len(data) - 1)) if m else (0, len(data) - 1)
+    return data, first, last
+
+
+def short(h):
+    data, first, last = asked_for(h)
+    some = data[first:last + 1][:-1]
+    return h.answer(206, some, Content_Range=f"bytes {first}-{first + len(some) - 1}/{len(data)}", ETag=etag(data))
+
+
+def shifted(h):
+    data, first, last = asked_for(h)
+    return h.answer(206, data[first + 1:last + 2], Content_Range=f"bytes {first + 1}-{last + 1}/{len(data)}", ETag=etag(data))
+
+
+# Ways of answering a request that never pass.
+FAULTS = {"503": lambda h: h.error(503, "SlowDown"), "500": lambda h: h.error(500, "InternalError"), "hang": hang, "reset": reset, "short": short,
+          "shifted": shifted, "wait": lambda h: h.error(503, "SlowDown", Retry_After=90)}
+
+
 @contextlib.contextmanager
 def broken(objects):
-    """Yields an S3 server and `faults`: ways of answering a request that never pass."""
-    over = threading.Event()
-
-    def hang(h):
-        over.wait(LIMIT)
-        h.close_connection = True
-        return True
-
-    def reset(h):
-        h.close_connection = True
-        h.connection.shutdown(2)
-        return True
-
-    def part(h, key):
-        m = re.fullmatch(r"bytes=(\d+)-(\d+)", h.headers.get("Range", ""))
-        data = s.objects.get(key, b"")
-        first, last = (int(m[1]), min(int(m[2]), len(data) - 1)) if m else (0, len(data) - 1)
-        return data, first, last
-
-    def short(h):
-        data, first, last = part(h, h.key)
-        some = data[first:last + 1][:-1]
-        return h.answer(206, some, Content_Range=f"bytes {first}-{first + len(some) - 1}/{len(data)}", ETag=etag(data))
-
-    def shifted(h):
-        data, first, last = part(h, h.key)
-        return h.answer(206, data[first + 1:last + 2], Content_Range=f"bytes {first + 1}-{last + 1}/{len(data)}", ETag=etag(data))
-
+    """Yields an S3 server. What hangs ends with it."""
     with fake_s3.serving(objects) as s:
-        faults = {"503": lambda h: h.error(503, "SlowDown"), "500": lambda h: h.error(500, "InternalError"), "hang": hang, "reset": reset, "short": short,
-                  "shifted": shifted, "wait": lambda h: h.error(503, "SlowDown", Retry_After=90)}
+        s.over = threading.Event()
         try:
-            yield s, faults
+            yield s
         finally:
-            over.set()
+            s.over.set()
 
 
 def set_trouble(s, fault, applies):
@@ -75,35 +90,40 @@ def set_trouble(s, fault, applies):
     s.trouble = trouble
 
 
+def read_from_broken(t, name):
+    folder, _ = sample("dcp_fsdp2")
+    with broken({"ck/" + n: d for n, d in files_below(folder).items()}) as s:
+        set_trouble(s, FAULTS[name], lambda h, key: key.endswith(".distcp"))
+        need(b"b/ck" in ends(t, name, "validate", "--deep", "s3://b/ck", env=s.env()), name)
+        ends(t, name, "cp", "s3://b/ck", t.at("copy-" + name), env=s.env())
+        if name in ("short", "shifted"):
+            return  # listings and descriptions are not ranges
+        set_trouble(s, FAULTS[name], lambda h, key: True)
+        ends(t, name, "inspect", "s3://b/ck", env=s.env())
+        ends(t, name, "diff", "s3://b/ck", "s3://b/ck", env=s.env())
+
+
 @test
 def test_broken_servers_that_are_read(t):
-    folder, _ = sample("dcp_fsdp2")
-    objects = {"ck/" + n: d for n, d in files_below(folder).items()}
-    with broken(objects) as (s, faults):
-        for name, fault in faults.items():
-            set_trouble(s, fault, lambda h, key: key.endswith(".distcp"))
-            need(b"b/ck" in ends(t, name, "validate", "--deep", "s3://b/ck", env=s.env()), name)
-            ends(t, name, "cp", "s3://b/ck", t.at("copy-" + name), env=s.env())
-            if name in ("short", "shifted"):
-                continue  # listings and descriptions are not ranges
-            set_trouble(s, fault, lambda h, key: True)
-            ends(t, name, "inspect", "s3://b/ck", env=s.env())
-            ends(t, name, "diff", "s3://b/ck", "s3://b/ck", env=s.env())
+    together(read_from_broken, t, FAULTS)
     need(not any(n.startswith(("copy", ".")) for n in os.listdir(t.folder)), os.listdir(t.folder))
+
+
+def write_to_broken(t, name):
+    source = t.at("large.safetensors")
+    with broken({}) as s:
+        for method in ("POST", "PUT"):
+            set_trouble(s, FAULTS[name], lambda h, key: h.command in (method, "DELETE"))
+            ends(t, f"{name} {method}", "cp", source, "s3://b/x.safetensors", env=s.env())
+        set_trouble(s, FAULTS[name], lambda h, key: h.command != "GET" or "uploads" in h.path)
+        ends(t, name, "convert", source, "s3://b/ck", "--to", "dcp", env=s.env())
+        need(not s.objects, f"{name}: {sorted(s.objects)}")
 
 
 @test
 def test_broken_servers_that_are_written_to(t):
-    source = large_file(t)
-    with broken({}) as (s, faults):
-        for name in ("503", "500", "hang", "reset", "wait"):
-            s.uploads.clear()
-            for method in ("POST", "PUT"):
-                set_trouble(s, faults[name], lambda h, key: h.command in (method, "DELETE"))
-                ends(t, f"{name} {method}", "cp", source, "s3://b/x.safetensors", env=s.env())
-            set_trouble(s, faults[name], lambda h, key: h.command != "GET" or "uploads" in h.path)
-            ends(t, name, "convert", source, "s3://b/ck", "--to", "dcp", env=s.env())
-            need(not s.objects, f"{name}: {sorted(s.objects)}")
+    large_file(t)
+    together(write_to_broken, t, ("503", "500", "hang", "reset", "wait"))
 
 
 @test
@@ -132,7 +152,7 @@ def test_broken_servers_are_told_from_slow_ones(t):
     """Bytes that arrive slowly are progress: a command may take far longer than it may lose."""
     folder, _ = sample("dcp_fsdp2")
     objects = {"ck/" + n: d for n, d in files_below(folder).items()}
-    with broken(objects) as (s, _):
+    with broken(objects) as s:
         def slowly(h, key, count):
             if not key.endswith(".distcp"):
                 return False
