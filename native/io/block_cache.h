@@ -49,8 +49,8 @@ void tsr_block_cache_take(tsr_block_cache *cache, tsr_block_range range, void *b
 /* Whether the first or the last block of a range is in the cache with other bytes than these, which were fetched at the same time. */
 bool tsr_block_cache_differs(tsr_block_cache *cache, tsr_block_range range, const void *bytes, size_t size);
 
-/* Fetches ranges that will be read from front to back, before they are read. The ranges are cut into parts of 1 MiB, and a fixed
- * number of requests are in flight for the parts that come next, whichever files they are in:
+/* Fetches ranges that will be read from front to back, before they are read. The ranges are cut into parts of 1 MiB (the last
+ * one of a range has up to 1.25), and a fixed number of requests are in flight for the parts that come next, whichever files they are in:
  *
  *   parts    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | …
  *              gone    kept  ↑   being fetched      not yet requested

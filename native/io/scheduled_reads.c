@@ -12,8 +12,15 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 
-/* What stays behind the reader: so many parts at most, and so many bytes for each thread. */
-enum { PART = 1 << 20, SMALL = PART / 4, LEAST_AHEAD = 16, KEPT_PARTS = 320, KEPT_BYTES = 2 << 20 };
+/* KEPT_…: what stays behind the reader, so many parts at most, and so many bytes for each thread. */
+enum {
+    PART = 1 << 20,
+    SMALL = PART / 4,       /* an end of a range that is no larger belongs to the part before it, and costs no request */
+    LARGEST = PART + SMALL, /* part */
+    LEAST_AHEAD = 16,
+    KEPT_PARTS = 320,
+    KEPT_BYTES = 2 << 20
+};
 
 typedef struct slot {
     uint64_t part; /* whose bytes these are, or will be */
@@ -40,7 +47,7 @@ struct tsr_scheduled_reads {
     size_t slot_count; /* for the parts ahead and behind */
     slot *slots;
     char **
-        spare; /* buffers of PART bytes for parts of more than SMALL: memory freed by one thread would not serve the others */
+        spare; /* buffers of LARGEST bytes for parts of more than SMALL: memory freed by one thread would not serve the others */
     size_t spare_count;
     pthread_t *threads;
     size_t thread_count;
@@ -124,17 +131,22 @@ static uint64_t position_of(const tsr_scheduled_reads *reads, uint64_t part)
     return r->begin + (part - r->first) * PART;
 }
 
+static uint64_t parts_of(const tsr_store_place *place)
+{
+    return place->size / PART + (place->size < PART ? place->size > 0 : place->size % PART > SMALL);
+}
+
 static size_t size_of(const range *r, uint64_t part)
 {
     const uint64_t left = r->place.size - (part - r->first) * PART;
-    return left < PART ? (size_t)left : PART;
+    return left <= LARGEST ? (size_t)left : PART;
 }
 
 static char *take_buffer(tsr_scheduled_reads *reads, size_t size)
 {
     tsr_error unused = {0};
     if (size <= SMALL) return tsr_alloc(reads->allocator, size, 1, &unused);
-    return reads->spare_count ? reads->spare[--reads->spare_count] : tsr_alloc(reads->allocator, PART, 1, &unused);
+    return reads->spare_count ? reads->spare[--reads->spare_count] : tsr_alloc(reads->allocator, LARGEST, 1, &unused);
 }
 
 static void release(tsr_scheduled_reads *reads, slot *s)
@@ -213,7 +225,7 @@ static void forget(tsr_scheduled_reads *reads)
 {
     const tsr_allocator *allocator = reads->allocator;
     for (size_t i = 0; reads->slots && i < reads->slot_count; i++) release(reads, &reads->slots[i]);
-    while (reads->spare_count) tsr_free(allocator, reads->spare[--reads->spare_count], PART, 1);
+    while (reads->spare_count) tsr_free(allocator, reads->spare[--reads->spare_count], LARGEST, 1);
     tsr_free(allocator, reads->spare, reads->slot_count, sizeof *reads->spare);
     tsr_free(allocator, reads->slots, reads->slot_count, sizeof *reads->slots);
     tsr_free(allocator, reads->threads, reads->depth, sizeof *reads->threads);
@@ -292,7 +304,7 @@ tsr_status tsr_scheduled_reads_begin(tsr_scheduled_reads *reads, const tsr_store
         reads->ranges[i] = (range){places[i], reads->part_count, bytes};
         bytes += places[i].size;
         reads->range_of[places[i].file] = (uint32_t)i;
-        reads->part_count += places[i].size / PART + (places[i].size % PART != 0);
+        reads->part_count += parts_of(&places[i]);
     }
     start_threads(reads);
     if (reads->thread_count == 0) forget(reads);
@@ -308,8 +320,10 @@ static uint64_t part_with(const tsr_scheduled_reads *reads, uint32_t file, uint6
     const size_t number = file < reads->file_count ? reads->range_of[file] : reads->range_count;
     const range *r = number < reads->range_count ? &reads->ranges[number] : NULL;
     if (!r || offset < r->place.offset || offset - r->place.offset >= r->place.size) return UINT64_MAX;
-    *at = (size_t)((offset - r->place.offset) % PART);
-    return r->first + (offset - r->place.offset) / PART;
+    const uint64_t byte = offset - r->place.offset, last = parts_of(&r->place) - 1;
+    const uint64_t part = byte / PART < last ? byte / PART : last;
+    *at = (size_t)(byte - part * PART);
+    return r->first + part;
 }
 
 bool tsr_scheduled_reads_reach(tsr_scheduled_reads *reads, uint32_t file, uint64_t offset)
