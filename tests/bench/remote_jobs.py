@@ -1,5 +1,5 @@
 """P28: checkpoints on an HTTP server. nginx serves the scratch folder on the loopback address, plain, by TLS (and HTTP/2), and as a bucket of S3
-that ignores signatures; a proxy in front of it delays answers where latency is measured, and counts the requests under way. curl, aria2c,
+that ignores signatures; proxies in front of it delay answers where latency is measured, one of them as if segments were lost, and count the requests under way. curl, aria2c,
 wget2, and boto3 with CRT if TESSERA_BOTO3 names a Python that has it, download the same files."""
 import atexit
 import os
@@ -14,7 +14,7 @@ import time
 from measure import Job, Side
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-DELAY_MS, CURLS = 25, 16
+DELAY_MS, LOSSY_MS, LOSS, CURLS = 25, 20, 1, 16  # LOSS: percent
 BUCKET = "bucket"
 CONFIGURATION = """
 daemon off;
@@ -81,8 +81,8 @@ def listing(root, name):
 
 
 class Server:
-    """nginx over the folder `root`; `plain`, `tls`, `http2`, `s3` and `slow` are its URLs, the last of them with a delay. `buckets`: directories of
-    `root` that can be listed."""
+    """nginx over the folder `root`; `plain`, `tls`, `http2`, `s3`, `slow` and `lossy` are its URLs. The last two are those of proxies with a delay,
+    whose `reports` say how many requests were under way. `buckets`: directories of `root` that can be listed."""
 
     def __init__(self, root, buckets):
         folder = tempfile.mkdtemp(prefix="tessera-nginx-")
@@ -94,15 +94,16 @@ class Server:
         for name in buckets:
             with open(os.path.join(folder, f"{name}.xml"), "w") as f:
                 f.write(listing(root, name))
-        plain, tls, http2, s3, slow = (free_port() for _ in range(5))
-        self.report = os.path.join(folder, "requests")
+        plain, tls, http2, s3, slow, lossy = (free_port() for _ in range(6))
         with open(os.path.join(folder, "nginx.conf"), "w") as f:
             f.write(CONFIGURATION.format(folder=folder, root=root, bucket=BUCKET, plain=plain, tls=tls, http2=http2, s3=s3))
         # Without `user`, workers of a server that root starts run as another user, who may not read the scratch folder.
         as_root = ["-g", "user root;"] if os.getuid() == 0 else []
         start([nginx(), "-c", os.path.join(folder, "nginx.conf"), "-p", folder, "-e", os.path.join(folder, "errors"), *as_root], plain)
-        start([sys.executable, os.path.join(HERE, "delay.py"), str(slow), str(plain), str(DELAY_MS), self.report], slow)
-        self.plain, self.slow, self.s3 = (f"http://127.0.0.1:{port}" for port in (plain, slow, s3))
+        self.reports = {f"http://127.0.0.1:{port}": os.path.join(folder, f"requests{port}") for port in (slow, lossy)}
+        for port, options in ((slow, (DELAY_MS,)), (lossy, (LOSSY_MS, "--loss", LOSS))):
+            start([sys.executable, os.path.join(HERE, "delay.py"), *map(str, (port, plain, *options)), "--report", self.reports[f"http://127.0.0.1:{port}"]], port)
+        self.plain, self.slow, self.lossy, self.s3 = (f"http://127.0.0.1:{port}" for port in (plain, slow, lossy, s3))
         self.tls, self.http2 = f"https://127.0.0.1:{tls}", f"https://127.0.0.1:{http2}"
 
 
@@ -137,14 +138,14 @@ def downloaders(bench, address, source, into, remove):
     return [Side(name, [name, *arguments], remove) for name, arguments in commands.items() if shutil.which(name)]
 
 
-def counting(server, command):
+def counting(report, command):
     """The command, whose requests under way the proxy counts; its figures are added."""
-    return [sys.executable, os.path.join(HERE, "remote_peers.py"), "count", server.report, *command]
+    return [sys.executable, os.path.join(HERE, "remote_peers.py"), "count", report, *command]
 
 
 def jobs_of(bench, server, address, what, source):
     """cp, convert and a deep check of one directory or file from one address of the server, or of the bucket (s3://…)."""
-    is_s3, is_slow = address.startswith("s3:"), address == server.slow
+    is_s3, report = address.startswith("s3:"), server.reports.get(address)
     url = f"{address}/{os.path.basename(source)}" + ("/" if os.path.isdir(source) else "")
     served = f"{server.s3}/{BUCKET}" if is_s3 else address
     env = ["env", f"CURL_CA_BUNDLE={server.certificate}", f"AWS_ENDPOINT_URL={server.s3}", "AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=b", "AWS_REGION=us-east-1"]
@@ -160,7 +161,7 @@ def jobs_of(bench, server, address, what, source):
 
     def ours(*arguments, before=None):
         command = [*env, bench.tessera, *arguments, "--quiet"]
-        return Side(f"tessera {arguments[0]}", counting(server, command) if is_slow else command, before)
+        return Side(f"tessera {arguments[0]}", counting(report, command) if report else command, before)
 
     def same_values(path):
         return lambda: subprocess.run([bench.tessera, "diff", source, path, "--values", "--quiet"], check=True)
@@ -170,7 +171,7 @@ def jobs_of(bench, server, address, what, source):
         Job("P28", "convert from a server", size, [ours("convert", url, out, "--objects", "drop", before=remove_out), to_files], "≤ 1.1 × curl", check=same_values(out)),
         Job("P28", "validate --deep from a server", size, [ours("validate", url, "--deep"), to_nowhere], "≤ 1.5 × curl"),
     ]
-    if is_slow:  # what else reads values
+    if address == server.slow:  # what else reads values
         jobs += [Job("P28", "diff --values from a server", size, [ours("diff", url, url, "--values"), to_nowhere], "all requests under way"),
                  Job("P28", "merge from a server", size, [ours("merge", out, url, url, "--method", "linear", before=remove_out), to_nowhere], "all requests under way"),
                  Job("P28", "reshard from a server", size, [ours("reshard", url, made, "--mesh", "4", "--placements", "shard(0)", before=remove_made), to_files],
@@ -182,8 +183,9 @@ def jobs(bench, large, many, one, small):
     """`large`: a DCP of few large files, `many`: one of many small ones, `one`: a large file, `small`: a file as large as `many`; all in the
     scratch folder."""
     server = Server(bench.scratch, [os.path.basename(large), os.path.basename(many)])
-    late = f"http, answers begin {DELAY_MS} ms late"
+    late, lossy = f"http, answers begin {DELAY_MS} ms late", f"http, {LOSSY_MS} ms late, {LOSS} % of segments wait for a timeout"
     return [*jobs_of(bench, server, server.plain, "http", large), *jobs_of(bench, server, server.tls, "https", large), *jobs_of(bench, server, server.http2, "https, HTTP/2", large),
             *jobs_of(bench, server, server.plain, "http", one), *jobs_of(bench, server, server.tls, "https", one),
             *jobs_of(bench, server, f"s3://{BUCKET}", "S3", large), *jobs_of(bench, server, server.plain, "http", many),
-            *jobs_of(bench, server, server.slow, late, many), *jobs_of(bench, server, server.slow, late, small)]
+            *jobs_of(bench, server, server.slow, late, many), *jobs_of(bench, server, server.slow, late, small),
+            *jobs_of(bench, server, server.lossy, lossy, many)]
