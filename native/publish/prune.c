@@ -5,7 +5,7 @@
  *   tessera.prune-record/1
  *   checkpoint MARKERS FILES STEP-OR-MINUS LENGTH PATH        for each checkpoint, and for each of its files, markers first:
  *   file SIZE SECONDS NANOSECONDS LENGTH VERSION LENGTH NAME
- *   end */
+ *   end CRC                                                   of everything before this line, in 8 hexadecimal digits */
 #include "tessera/sys/prune_run.h"
 
 #include <inttypes.h>
@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "publish/text.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/path.h"
@@ -23,7 +24,6 @@ enum { SETTLED_SECONDS = 600, RECORD_DIGITS = 16 };
 
 #define MOST_TRACKER ((size_t)4096)
 #define MOST_STATE   ((size_t)64 << 20)
-#define END          "end\n"
 
 typedef struct file_list {
     const tsr_run_file **items; /* markers first */
@@ -184,9 +184,16 @@ static bool take_file(tsr_str *rest, tsr_run_file *out)
     return true;
 }
 
-/* *is_whole is false if the text is damaged, which leaves items that must not be used. */
-static tsr_status take_record(const pruning *p, tsr_str rest, tsr_vec *items, bool *is_whole)
+/* The last line of a record, without which nothing in it is believed: a name that has changed would make a marker seem to be gone. */
+static tsr_str end_of(const pruning *p, const void *text, size_t size)
 {
+    return tsr_arena_format(p->arena, p->err, "end %08" PRIx32 "\n", tsr_crc32(p->host, 0, text, size));
+}
+
+/* *is_whole is false if the text is damaged, which leaves items that must not be used. */
+static tsr_status take_record(const pruning *p, tsr_str text, tsr_vec *items, bool *is_whole)
+{
+    tsr_str rest = text;
     *is_whole = false;
     if (!tsr_str_skip(&rest, TSR_STR(TSR_PRUNE_RECORD_HEAD))) return TSR_OK;
     while (tsr_str_skip(&rest, TSR_STR("checkpoint "))) {
@@ -208,8 +215,9 @@ static tsr_status take_record(const pruning *p, tsr_str rest, tsr_vec *items, bo
             own->files.items[i] = &files[i];
         }
     }
-    *is_whole = tsr_str_equal(rest, TSR_STR(END));
-    return TSR_OK;
+    const tsr_str end = end_of(p, text.data, text.size - rest.size);
+    *is_whole = end.data && tsr_str_equal(rest, end);
+    return end.data ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* Whether directories that a killed run emptied are still there. Next to new files they are those of a save. */
@@ -759,7 +767,7 @@ static tsr_status write_record(const pruning *p, const file_list *lists)
     tsr_status status = tsr_text_add(&text, TSR_STR(TSR_PRUNE_RECORD_HEAD), p->err);
     for (size_t i = 0; i < p->out->removed_count && status == TSR_OK; i++)
         status = put_record(p, &text, p->out->removed[i].path, &p->out->removed[i], &lists[i]);
-    if (status == TSR_OK) status = tsr_text_add(&text, TSR_STR(END), p->err);
+    if (status == TSR_OK) status = put_line(&text, end_of(p, text.items, text.count), p->err);
     if (status == TSR_OK) status = p->place->write_record(p->place, (tsr_str){text.items, text.count}, p->err);
     tsr_vec_free(&text);
     return status;

@@ -4,6 +4,7 @@ import atexit
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -494,6 +495,29 @@ def test_prune_killed_at_any_call_leaves_whole_or_unmarked_checkpoints_and_is_fi
                 need(tree(t.at("run", new)) == whole, f"{form}, call {n}")
             need(n > 8, f"{form}: {n} calls")
         print(f"{form}: killed {total} times")
+
+
+@test
+def test_a_changed_byte_in_a_record_removes_nothing(t):
+    """A prune was killed before it removed the first marker. Whatever byte of its record changes, the checkpoints that it lists are whole, and
+    the next prune decides again: one that keeps them all removes nothing."""
+    rng = random.Random(44)
+    run = aged(t, sample("dcp_fsdp2")[0], "step-1", "step-2", "step-3")
+    before = tree(run)
+    records = []
+    for n in range(1, 100):
+        killed_at(t, n, False, "--keep", "1")
+        records = [(name, text) for name, text in tree(run).items() if name not in before and b".metadata" in text]
+        if records:
+            break
+    need(before.items() <= tree(run).items(), "killed before the first removal")
+    name, record = records[0]
+    marker = range(record.index(b".metadata"), record.index(b".metadata") + len(".metadata"))  # as if it were gone already
+    for at in (*marker, *(range(len(record)) if os.environ.get("TSR_TEST_FULL") else rng.sample(range(len(record)), 40))):
+        with open(t.at("run", name), "wb") as f:
+            f.write(record[:at] + bytes([record[at] ^ (1 if at in marker else rng.randrange(1, 256))]) + record[at + 1:])
+        doc = t.json("prune", run, "--keep", "3", "--json")
+        need(not doc["removed"] and before.items() <= tree(run).items(), f"byte {at} of {record}: {doc['removed']}")
 
 
 @test
