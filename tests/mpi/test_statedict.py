@@ -83,6 +83,17 @@ def every_form_is_loaded_by_ranks(folder):
             tessera(folder, "diff", "--values", source, f"{scratch}/out")
 
 
+@test
+def a_flip_in_what_ranks_save_is_reported(folder):
+    """Any byte of any file of tsr_state_dict_save, by tests/check/test_check_flips.c."""
+    samples = f"{ROOT}/samples/checkpoints"
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("dcp_fsdp2", "torch_train_state", "safetensors_dtypes"):
+            interchange(folder, f"{samples}/{name}", f"{scratch}/{name}")
+        p = subprocess.run([f"{folder}/test_check_flips", "3000" if FULL else "150", *(f"{scratch}/{name}" for name in os.listdir(scratch))], capture_output=True, text=True)
+        need(p.returncode == 0 and p.stdout.count("flips in") == p.stdout.count(" 0 missed") == 3 and "has errors" not in p.stdout, p.stdout[-2000:] + p.stderr)
+
+
 def losses(text):
     return {int(words[1]): words[3] for words in map(str.split, text.splitlines()) if words[:1] == ["step"]}
 

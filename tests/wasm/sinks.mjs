@@ -79,4 +79,25 @@ export async function testSinks({ tessera, native, root }) {
     for (const options of [null, 3]) check(/^sinkOf: the options/.test(errorOf(() => sinkOf(path.join(folder, "x"), options)).message), `${options}`);
     fs.rmSync(folder, { recursive: true });
   });
+
+  await test("a deep check reports every byte that changes in what sinkOf wrote", async () => {
+    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), flips = process.env.TSR_TEST_FULL ? 1500 : 30;
+    const forms = [[{ to: "dcp" }, "dcp"], [{ to: "torch" }, "file.pt"], [{ to: "safetensors", objects: "drop", maxShardSize: 20000 }, "shards"], [{ to: "safetensors", objects: "sidecar" }, "sidecar"]];
+    let seed = 44;
+    const random = (count) => (seed = (seed * 1103515245 + 12345) % 2 ** 31) % count;
+    for (const [options, name] of forms) {
+      const out = path.join(folder, name);
+      same("undefined", `${await convert(options, sinkOf(out))}`, name);
+      check(spawnSync(native, ["validate", "--deep", "-q", out]).status === 0, `${name} has errors`);
+      const files = fs.statSync(out).isFile() ? [out] : fs.readdirSync(out).map((file) => path.join(out, file));
+      for (let n = 0; n < flips; n++) {
+        const file = files[n % files.length], bytes = fs.readFileSync(file), at = random(bytes.length), flipped = Buffer.from(bytes);
+        flipped[at] ^= 1 + random(255);
+        fs.writeFileSync(file, flipped);
+        check(spawnSync(native, ["validate", "--deep", "-q", out]).status > 0, `${file}: byte ${at} changed from ${bytes[at]} to ${flipped[at]}`);
+        fs.writeFileSync(file, bytes);
+      }
+    }
+    fs.rmSync(folder, { recursive: true });
+  });
 }
