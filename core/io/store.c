@@ -22,6 +22,36 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
     return at < store->file_count && tsr_str_equal(store->files[at].name, name) ? at : TSR_NO_FILE;
 }
 
+#if !defined(TSR_SMALL)
+/* Whether a file of this name, or files in a directory of this name, are listed. */
+static bool is_listed(const tsr_store *store, tsr_str path)
+{
+    for (uint32_t f = tsr_store_find_from(store, path); f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        const unsigned char next = name.size > path.size ? (unsigned char)name.data[path.size] : 0;
+        if (!tsr_str_starts(name, path) || next > '/') return false;
+        if (!next || next == '/') return true;
+    }
+    return false;
+}
+
+tsr_status tsr_store_follow(const tsr_store *store, tsr_str path, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    const tsr_store_link *first = NULL; /* of a link in a directory that is one, that of the directory */
+    *out = TSR_STR("");
+    for (uint32_t i = 0; i < store->link_count; i++) {
+        const tsr_str name = store->links[i].name;
+        if (!tsr_str_starts(path, name) || (path.size > name.size && path.data[name.size] != '/')) continue;
+        if (!first || name.size < first->name.size) first = &store->links[i];
+    }
+    if (!first) return TSR_OK;
+    const tsr_str rest = {path.data + first->name.size, path.size - first->name.size};
+    const tsr_str other = tsr_arena_format(arena, err, "%.*s%.*s", TSR_STR_ARG(first->target), TSR_STR_ARG(rest));
+    if (other.data && is_listed(store, other)) *out = other;
+    return other.data ? TSR_OK : TSR_E_NOMEM;
+}
+#endif
+
 static tsr_status check_range(const tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, tsr_error *err)
 {
     TSR_FAIL_IF(file >= store->file_count, err, TSR_E_NOT_FOUND, "there is no file number %u", (unsigned)file);

@@ -59,9 +59,12 @@ typedef struct folder_store {
     uint64_t listed_bytes; /* what the listing takes in memory so far */
     tsr_hidden_names hidden;
     tsr_unlisted unlisted;
-    tsr_vec gaps; /* of tsr_store_gap, for a listing of several levels */
-    bool cut;     /* the limit was reached */
-    bool deeper;  /* there are directories below the last level */
+    tsr_vec gaps;  /* of tsr_store_gap, for a listing of several levels */
+    tsr_vec links; /* of tsr_store_link, likewise */
+    tsr_str path;  /* of a directory, as it was given; empty for one below another store */
+    char *root;    /* while several levels are listed: the path without symbolic links; otherwise NULL */
+    bool cut;      /* the limit was reached */
+    bool deeper;   /* there are directories below the last level */
 } folder_store;
 
 static identity identity_of(const struct stat *info)
@@ -155,6 +158,31 @@ static tsr_status add_gap(folder_store *store, const char *prefix, const char *n
     return TSR_OK;
 }
 
+static bool is_link(const folder_store *store, int fd, const struct dirent *item)
+{
+    struct stat info;
+    if (item->d_type != DT_UNKNOWN) return item->d_type == DT_LNK;
+    return store->sys->link_stat_at(store->sys, fd, item->d_name, &info) == 0 && S_ISLNK(info.st_mode);
+}
+
+/* Notes a symbolic link if what it leads to is below the root. */
+static tsr_status add_link(folder_store *store, const char *prefix, const char *name, tsr_error *err)
+{
+    char path[PATH_MAX];
+    const size_t size = strlen(store->root);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s%s", store->root, prefix, name) >= sizeof path) return TSR_OK;
+    char *real = realpath(path, NULL);
+    const bool is_below = real && strncmp(real, store->root, size) == 0 && real[size] == '/';
+    tsr_status status = is_below ? count_bytes(store, sizeof(tsr_store_link) + strlen(real), prefix, name, err) : TSR_OK;
+    if (is_below && status == TSR_OK && !store->cut) {
+        const tsr_store_link link = {tsr_arena_format(store->arena, err, "%s%s", prefix, name),
+                                     tsr_arena_format(store->arena, err, "%s", real + size + 1)};
+        status = link.name.data && link.target.data ? tsr_vec_append(&store->links, &link, 1, err) : TSR_E_NOMEM;
+    }
+    free(real);
+    return status;
+}
+
 static void count_passed_over(folder_store *store, const char *prefix, const char *name, int error)
 {
     count_name(error == EACCES ? &store->unlisted.unreadable : &store->unlisted.special, prefix, name);
@@ -243,13 +271,16 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
             count_name(&store->hidden, prefix, item->d_name);
             continue;
         }
+        if (store->root && is_link(store, fd, item)) status = add_link(store, prefix, item->d_name, err);
+        if (status != TSR_OK || store->cut) break;
         if (sys->stat_at(sys, fd, item->d_name, &info) != 0) {
             const int error = errno;
             if (!is_passed_over(error)) status = tsr_sys_raise(err, "look at", item->d_name);
             else count_passed_over(store, prefix, item->d_name, error);
             /* Otherwise the file was removed since. */
-            const bool is_link = (error == ENOENT || error == ELOOP) && item->d_type == DT_LNK;
-            if (error == EACCES || is_link) status = add_gap(store, prefix, item->d_name, strerror(error), is_link, err);
+            const bool leads_nowhere = (error == ENOENT || error == ELOOP) && item->d_type == DT_LNK;
+            if (error == EACCES || leads_nowhere)
+                status = add_gap(store, prefix, item->d_name, strerror(error), leads_nowhere, err);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
         } else if (S_ISDIR(info.st_mode) && folder.levels) {
@@ -396,7 +427,8 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
     store->bounded = true;
     store->deeper = false;
-    store->gaps.count = 0;
+    store->gaps.count = store->links.count = 0;
+    store->root = store->path.size ? realpath(store->path.data, NULL) : NULL;
     store->hidden.count = 0;
     store->unlisted = (tsr_unlisted){0};
     store->listed_bytes = 0;
@@ -407,12 +439,22 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
         base->file_count = 0;
         base->gaps = store->gaps.items;
         base->gap_count = (uint32_t)store->gaps.count;
+        base->links = store->links.items;
+        base->link_count = (uint32_t)store->links.count;
         status = take_list(store, &list, err);
     }
     tsr_vec_free(&list);
+    free(store->root);
+    store->root = NULL;
     *cut = store->cut;
     *deeper = store->deeper;
     return status;
+}
+
+static bool folder_is_same(const tsr_store *base, uint32_t file, uint32_t other)
+{
+    const slot *slots = ((const folder_store *)base)->slots;
+    return slots[file].then.device == slots[other].then.device && slots[file].then.inode == slots[other].then.inode;
 }
 
 static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err);
@@ -424,6 +466,7 @@ static void folder_close(tsr_store *base)
     if (store->folder >= 0) store->sys->close(store->sys, store->folder);
     pthread_mutex_destroy(&store->lock);
     tsr_vec_free(&store->gaps);
+    tsr_vec_free(&store->links);
     tsr_arena_free(store->arena);
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
@@ -494,6 +537,8 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
         status = tsr_sys_raise(err, "read", path);
     } else if (S_ISDIR(info.st_mode)) {
         store->folder = fd;
+        store->path = tsr_arena_str(store->arena, tsr_str_from(path), err);
+        if (!store->path.data) return TSR_E_NOMEM;
         fd = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
         if (fd < 0) return tsr_sys_raise(err, "list", path);
         return list_folder(store, list, (open_folder){fd, "", 1}, err);
@@ -550,11 +595,13 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
                  .close = folder_close,
                  .deepen = folder_deepen,
                  .below = folder_below,
-                 .neighbor = folder_neighbor},
+                 .neighbor = folder_neighbor,
+                 .is_same = folder_is_same},
         .sys = sys,
         .allocator = allocator,
         .folder = -1,
         .gaps = tsr_vec_of(allocator, sizeof(tsr_store_gap)),
+        .links = tsr_vec_of(allocator, sizeof(tsr_store_link)),
     };
     pthread_mutex_init(&store->lock, NULL);
     tsr_vec list = tsr_vec_of(allocator, sizeof(listed));

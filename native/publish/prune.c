@@ -592,14 +592,6 @@ static const candidate *holder_of(const pruning *p, tsr_str name)
     return NULL;
 }
 
-/* A link that is named like a step is not a checkpoint of its own, and so keeps nothing. */
-static bool is_step_link(const pruning *p, const tsr_run_file *link)
-{
-    for (size_t i = 0; i < p->checkpoints.count; i++)
-        if (tsr_str_equal(p->checkpoints.items[i].path, link->name)) return true;
-    return false;
-}
-
 /* The value of "best_model_checkpoint" in a Trainer's state that is not in a step. */
 static tsr_str best_in(tsr_str text)
 {
@@ -621,7 +613,7 @@ static tsr_status keep_referenced(pruning *p, bool *changed)
         const tsr_run_file *file = file_at(p, i);
         const bool is_state = file->kind == TSR_RUN_FILE && file->size <= MOST_STATE &&
                               tsr_str_equal(last_part(file->name), TSR_STR("trainer_state.json"));
-        const bool is_link = file->kind == TSR_RUN_LINK && file->target.size && !is_step_link(p, file);
+        const bool is_link = file->kind == TSR_RUN_LINK && file->target.size;
         if (!is_link && !is_tracker(file) && !is_state) continue;
         const candidate *holder = holder_of(p, file->name);
         tsr_str text;

@@ -427,6 +427,81 @@ def test_links_to_the_run_or_above_it_are_not_checkpoints(t):
 
 
 @test
+def test_a_link_to_a_step_of_the_run_is_not_another_checkpoint(t):
+    """The answer is the step under its own name, for every command that takes a step. A copy is another checkpoint, and nothing decides."""
+    source = sample("dcp_fsdp2")[0]
+    run = copies(t, source, "step-9", "step-100")
+    links = {"final_step_100": "step-100", "best_step_100": "final_step_100", "latest": "step-100", "step-200": "step-100", "step-100.old": t.at("run", "step-9")}
+    for name, target in links.items():
+        os.symlink(target, t.at("run", name))
+    latest(t, "step-100")
+    for step in ("100", "latest", "latest-valid", "final_step_100"):
+        need(t.run("inspect", run, "--step", step).stdout, step)
+    need(os.path.basename(t.json("inspect", run, "--step", "latest", "--json")["path"]) == "run", "--step latest")
+    damage(t, "step-100", "__0_0.distcp", "truncated")
+    latest(t, "step-9", ["step-100"])
+    damage(t, "step-9", ".metadata", "missing")
+    latest(t, None, ["step-100", "step-9"])
+    shutil.copytree(source, t.at("run", "copy", "step_300"))
+    os.symlink("step_300", t.at("run", "copy", "final_step_300"))  # deeper ones are not followed
+    os.symlink("../step-100", t.at("run", "copy", "step_100"))
+    latest(t, "copy/step_300")
+
+
+@test
+def test_a_link_that_names_a_step_does_not_hide_plain_numbers(t):
+    run = copies(t, sample("dcp_fsdp2")[0], "100", "200")
+    latest(t, "200")
+    os.symlink("100", t.at("run", "final_step_100"))
+    os.makedirs(t.at("run", "kept"))
+    os.symlink("../100", t.at("run", "kept", "step_100"))
+    latest(t, "200")
+    need(t.json("prune", run, "--keep", "1", "--dry-run", "--json")["kept"][0]["step"] == 200, "prune")
+
+
+@test
+def test_links_of_files_and_hard_links_are_one_checkpoint(t):
+    source = os.path.join(golden("trainer")[0], "optimizer.pt")
+    run = copies(t, source, "checkpoints/epoch=0-step=9.ckpt", "checkpoints/epoch=0-step=10.ckpt")
+    os.symlink("epoch=0-step=10.ckpt", t.at("run", "checkpoints", "best-step=10.ckpt"))
+    os.symlink("checkpoints", t.at("run", "latest"))
+    os.symlink("checkpoints/epoch=0-step=10.ckpt", t.at("run", "linked-step=10.ckpt"))
+    latest(t, "checkpoints/epoch=0-step=10.ckpt")
+    need(t.run("inspect", run, "--step", "10").stdout and t.run("inspect", run, "--step", "latest").stdout, "--step")
+    need(t.run("inspect", run, "--step", "best-step=10.ckpt").stdout, "by its name")
+    os.link(t.at("run", "checkpoints", "epoch=0-step=10.ckpt"), t.at("run", "hard-step=10.ckpt"))
+    need(answer(t, run) in ("checkpoints/epoch=0-step=10.ckpt", "hard-step=10.ckpt"), "a hard link")
+    os.remove(t.at("run", "hard-step=10.ckpt"))
+    shutil.copy(source, t.at("run", "checkpoints", "copy-step=10.ckpt"))
+    need("there more than once" in answer(t, run, status=2), "a copy")
+    shutil.rmtree(run)
+    copies(t, sample("dcp_fsdp2")[0], "step-9", "step-10")
+    shutil.copytree(t.at("run", "step-10"), t.at("run", "snapshot_step_10"), copy_function=os.link)
+    need(answer(t, run) in ("step-10", "snapshot_step_10"), "a directory of hard links")
+    os.remove(t.at("run", "snapshot_step_10", "__0_0.distcp"))
+    shutil.copy(t.at("run", "step-10", "__0_0.distcp"), t.at("run", "snapshot_step_10"))
+    need("there more than once" in answer(t, run, status=2), "one file is a copy")
+
+
+@test
+def test_links_to_a_step_of_another_run(t):
+    source = sample("dcp_fsdp2")[0]
+    run = copies(t, source, "a/step-10", "b/step-9")
+    os.symlink("../a/step-10", t.at("run", "b", "step-10"))
+    latest(t, "a/step-10")
+    os.symlink(t.at("run", "a", "step-10"), t.at("run", "step-10"))
+    latest(t, "a/step-10")
+    need(answer(t, t.at("run", "b")) == "step-10", "a link out of the run is a step of it")
+    shutil.rmtree(t.at("run", "a", "step-10"))
+    os.remove(t.at("run", "step-10"))
+    doc = latest(t, "b/step-9", ["b/step-10"])
+    need("leads nowhere" in doc["passed_over"][0]["reason"], doc)
+    shutil.copytree(source, t.at("run", ".kept", "x"))
+    os.symlink(".kept/x", t.at("run", "step-11"))  # what it leads to is not listed under a name with a step
+    latest(t, "step-11", path=run)
+
+
+@test
 def test_links_that_cannot_be_followed_are_not_an_empty_run(t):
     """As if the file system that has the checkpoints were not mounted: a launcher must not start from the beginning."""
     os.makedirs(t.at("run", "logs"))

@@ -459,6 +459,33 @@ static tsr_status refuse_several(const finder *f, const tsr_run_step *steps, siz
                     (unsigned long long)steps->step, where, names.text, tsr_shown_names_rest(&names));
 }
 
+/* The next file from *at on that is in a directory; TSR_NO_FILE at the end. */
+static uint32_t next_file(const tsr_store *store, tsr_str directory, uint32_t *at)
+{
+    for (; *at < store->file_count; ++*at) {
+        const tsr_str name = store->files[*at].name;
+        const unsigned char next = name.size > directory.size ? (unsigned char)name.data[directory.size] : 0;
+        if (!tsr_str_starts(name, directory) || next > '/') break;
+        if (next == '/') return (*at)++;
+    }
+    return TSR_NO_FILE;
+}
+
+/* Whether two steps are one checkpoint under two names, which hard links are: all files are the same, not only equal. */
+static bool is_same(const finder *f, const tsr_run_step *a, const tsr_run_step *b)
+{
+    const tsr_store *store = f->store;
+    if (!store->is_same || (a->file == TSR_NO_FILE) != (b->file == TSR_NO_FILE)) return false;
+    if (a->file != TSR_NO_FILE) return store->is_same(store, a->file, b->file);
+    uint32_t of_a = tsr_store_find_from(store, a->path), of_b = tsr_store_find_from(store, b->path), one, other;
+    do {
+        one = next_file(store, a->path, &of_a);
+        other = next_file(store, b->path, &of_b);
+        if (one == TSR_NO_FILE || other == TSR_NO_FILE) return one == other;
+    } while (store->is_same(store, one, other));
+    return false;
+}
+
 /* Decides between `count` steps of the same number. */
 static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
 {
@@ -467,12 +494,12 @@ static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
     for (size_t i = 0; i < count; i++) {
         tsr_str why;
         runs = runs || (steps[i].holds_checkpoint && steps->holds_checkpoint &&
-                        !tsr_str_equal(tsr_run_of(steps[i].path), tsr_run_of(steps->path)));
+                        !tsr_str_equal(tsr_run_of(steps[i].path), tsr_run_of(steps->path)) && !is_same(f, &steps[i], steps));
         if (good && steps[i].version < good->version) continue; /* a later save of the step is whole */
         TSR_TRY(check_step(f, &steps[i], &why));
         if (why.size) TSR_TRY(pass_over(f, &steps[i], true, why));
-        else if (good) several = true;
-        else good = &steps[i];
+        else if (!good) good = &steps[i];
+        else if (!is_same(f, good, &steps[i])) several = true;
     }
     if (!good) return TSR_OK;
     if (runs) return refuse_several(f, steps, count, "in several runs");
@@ -613,7 +640,9 @@ static const tsr_store_gap *unfollowed(const finder *f)
         const tsr_store_gap *gap = &f->store->gaps[g];
         const tsr_str name = tsr_last_path_part(gap->name);
         uint64_t step;
+        tsr_str listed = TSR_STR("");
         if (!gap->is_link || !gap->why || tsr_is_hidden(gap->name)) continue;
+        if (tsr_store_follow(f->store, gap->name, f->arena, &listed, NULL) == TSR_OK && listed.size) continue;
         if (tsr_step_of_name(name, &step) == TSR_STEP_STATED || tsr_str_contains(name, TSR_STR("checkpoint"))) return gap;
     }
     return NULL;
@@ -624,7 +653,7 @@ static tsr_status find(finder *f, tsr_vec *steps, tsr_vec *owned)
     const tsr_store_gap *unlisted;
     TSR_TRY(list_owned(f, owned));
     TSR_TRY(list_levels(f));
-    TSR_TRY(tsr_list_run_steps(f->store, is_owned, owned, steps, &unlisted, f->err));
+    TSR_TRY(tsr_list_run_steps(f->store, is_owned, owned, f->arena, steps, &unlisted, f->err));
     if (unlisted) f->out->unlisted = tsr_arena_str(f->arena, unlisted->name, f->err);
     if (unlisted) f->out->unlisted_why = tsr_arena_str(f->arena, tsr_str_from(unlisted->why), f->err);
     if (unlisted && (!f->out->unlisted.data || !f->out->unlisted_why.data)) return TSR_E_NOMEM;
@@ -752,7 +781,7 @@ static tsr_status judge_all(finder *f, tsr_vec *steps, tsr_vec *owned, tsr_run_c
     const tsr_store_gap *unlisted;
     TSR_TRY(list_owned(f, owned));
     TSR_TRY(list_levels(f));
-    TSR_TRY(tsr_list_run_steps(f->store, is_owned, owned, steps, &unlisted, f->err));
+    TSR_TRY(tsr_list_run_steps(f->store, is_owned, owned, f->arena, steps, &unlisted, f->err));
     out->unlisted = unlisted ? tsr_arena_str(f->arena, unlisted->name, f->err) : TSR_STR("");
     out->unlisted_why = unlisted ? tsr_arena_str(f->arena, tsr_str_from(unlisted->why), f->err) : TSR_STR("");
     out->items = tsr_arena_array(f->arena, steps->count + 1, sizeof *out->items, f->err);

@@ -151,20 +151,31 @@ static bool file_step(tsr_str path, uint64_t *number)
     return tsr_str_ends(path, TSR_STR(".ckpt")) && tsr_step_of_file(tsr_str_after(path, from), number);
 }
 
-static void find_files(const tsr_store *store, step_files *files)
+/* Whether a file has the asked name or number; without either, whether it is a step. */
+static bool is_asked(const step_files *files, tsr_str path, uint64_t *number)
 {
+    if (files->name) return ends_in(path, *files->name);
+    return file_step(path, number) && (!files->number || *number == *files->number);
+}
+
+static tsr_status find_files(const choice *c, step_files *files)
+{
+    const tsr_store *store = c->checkpoint->store;
     files->found = (tsr_shown_names){.used = 0};
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str path = store->files[f].name;
-        uint64_t number = 0;
-        if (files->name ? !ends_in(path, *files->name) : !file_step(path, &number)) continue;
-        if (files->number && number != *files->number) continue;
+        uint64_t number = 0, unused;
+        tsr_str other;
+        if (!is_asked(files, path, &number)) continue;
+        TSR_TRY(tsr_store_follow(store, path, c->checkpoint->arena, &other, c->err));
+        if (other.size && is_asked(files, other, &unused)) continue; /* a link to a file that is found, too */
         if (!files->number && files->found.count && number < files->highest) continue;
         if (!files->number && number > files->highest) files->found = (tsr_shown_names){.used = 0};
         if (!files->found.count) files->first = f;
         files->highest = number;
         tsr_shown_names_add(&files->found, path);
     }
+    return TSR_OK;
 }
 
 /* Opens the file that was found as if it had been given, if it is the only one. */
@@ -216,13 +227,13 @@ static tsr_status choose_named(choice *c, tsr_str asked)
     step_files files = {.name = &asked};
     TSR_TRY(look(c, has_name, &asked));
     if (c->list.count) return enter_found(c, asked);
-    find_files(c->checkpoint->store, &files);
+    TSR_TRY(find_files(c, &files));
     if (files.found.count) return enter_file(c, asked, &files);
     bool is_number = asked.size > 0;
     for (size_t i = 0; i < asked.size; i++) is_number = is_number && tsr_is_digit(asked.data[i]);
     if (!is_number || !tsr_number_at_end(asked, &number)) return refuse_unknown(c, asked);
     files = (step_files){.number = &number};
-    find_files(c->checkpoint->store, &files);
+    TSR_TRY(find_files(c, &files));
     if (files.found.count) return enter_file(c, asked, &files);
     TSR_TRY(look(c, has_step, &number));
     return c->list.count ? enter_found(c, asked) : refuse_unknown(c, asked);
@@ -309,7 +320,7 @@ static tsr_status choose_highest(choice *c)
     tsr_store *store = c->checkpoint->store;
     tsr_vec steps = tsr_vec_of(c->checkpoint->host->allocator, sizeof(uint64_t));
     tsr_status status = store->deepen ? store->deepen(store, TSR_BELOW_LEVELS, &cut, &deeper, c->err) : TSR_OK;
-    if (status == TSR_OK) find_files(store, &files);
+    if (status == TSR_OK) status = find_files(c, &files);
     if (status == TSR_OK && files.found.count) return enter_file(c, TSR_STR("latest"), &files);
     if (status == TSR_OK) status = list_steps(store, &steps, c->err);
     c->list.count = 0;

@@ -632,6 +632,15 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
     return TSR_OK;
 }
 
+/* Whether a directory is a symbolic link to one that is examined, too. */
+static tsr_status is_listed_elsewhere(const search *s, tsr_str path, bool *is)
+{
+    tsr_str other;
+    TSR_TRY(tsr_store_follow(s->checkpoint->store, path, s->checkpoint->arena, &other, s->err));
+    *is = other.size && (!s->below->wanted || s->below->wanted(s->below->wanted_ctx, other));
+    return TSR_OK;
+}
+
 /* Probes every directory among the files [from, to), whose names begin with the same `prefix` bytes, and those below them,
  * down to TSR_BELOW_LEVELS. It may be loaded on demand (wasm/later.txt). */
 tsr_status tsr_look_below(search *s, uint32_t from, uint32_t to, size_t prefix, unsigned level);
@@ -645,6 +654,9 @@ tsr_status tsr_look_below(search *s, uint32_t from, uint32_t to, size_t prefix, 
         for (end = f + 1; slash && end < to && tsr_str_starts(store->files[end].name, (tsr_str){name.data, size}); end++) {
         }
         if (!slash) continue;
+        bool is;
+        TSR_TRY(is_listed_elsewhere(s, (tsr_str){name.data, size - 1}, &is));
+        if (is) continue;
         part_store part;
         bool whole = false;
         const char *form = NULL;

@@ -4,12 +4,14 @@
 #include <stdlib.h>
 
 #include "formats/common/file_names.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 typedef struct listing {
     const tsr_store *store;
     tsr_is_owned_fn *is_owned;
     const void *ctx;
+    tsr_arena *arena;
     tsr_vec *steps;
     tsr_vec numbers; /* of tsr_run_step: names with a number that may count something else */
     tsr_error *err;
@@ -152,6 +154,36 @@ static tsr_run_step *step_around(const tsr_vec *steps, tsr_str path)
     return NULL;
 }
 
+static bool holds_path(const tsr_vec *steps, tsr_str path)
+{
+    const tsr_run_step *items = steps->items;
+    for (size_t i = 0; i < steps->count; i++)
+        if (tsr_str_equal(items[i].path, path)) return true;
+    return false;
+}
+
+/* Whether a path leads to one of the steps through a symbolic link. */
+static tsr_status is_other_name(const listing *l, tsr_str path, bool *is)
+{
+    tsr_str other;
+    TSR_TRY(tsr_store_follow(l->store, path, l->arena, &other, l->err));
+    *is = other.size && (holds_path(l->steps, other) || holds_path(&l->numbers, other));
+    return TSR_OK;
+}
+
+static tsr_status drop_links(const listing *l, tsr_vec *steps)
+{
+    tsr_run_step *items = steps->items;
+    for (size_t i = steps->count; i-- > 0;) {
+        bool is;
+        TSR_TRY(is_other_name(l, items[i].path, &is));
+        if (!is) continue;
+        memmove(&items[i], &items[i + 1], (steps->count - i - 1) * sizeof *items);
+        steps->count--;
+    }
+    return TSR_OK;
+}
+
 static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
 {
     for (uint32_t g = 0; g < l->store->gap_count; g++) {
@@ -166,6 +198,9 @@ static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
         const tsr_str step = step_in(gap->name, &number);
         if (is_unreadable && !step.size && !*unlisted) *unlisted = gap;
         if (!step.size) continue;
+        bool is;
+        TSR_TRY(is_other_name(l, step, &is));
+        if (is) continue;
         TSR_TRY(add(
             l, l->steps,
             (tsr_run_step){
@@ -207,17 +242,20 @@ static int newest_first(const void *left, const void *right)
     return tsr_str_compare(a->path, b->path);
 }
 
-tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_vec *steps,
-                              const tsr_store_gap **unlisted, tsr_error *err)
+tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_arena *arena,
+                              tsr_vec *steps, const tsr_store_gap **unlisted, tsr_error *err)
 {
     listing l = {.store = store,
                  .is_owned = is_owned,
                  .ctx = ctx,
+                 .arena = arena,
                  .steps = steps,
                  .numbers = tsr_vec_of(steps->allocator, sizeof(tsr_run_step)),
                  .err = err};
     *unlisted = NULL;
     tsr_status status = list_folder(&l, (folder){{"", 0}, 0, store->file_count}, 1);
+    if (status == TSR_OK) status = drop_links(&l, steps);
+    if (status == TSR_OK) status = drop_links(&l, &l.numbers);
     if (status == TSR_OK) status = list_gaps(&l, unlisted);
     if (status == TSR_OK && !steps->count) status = tsr_vec_append(steps, l.numbers.items, l.numbers.count, err);
     tsr_vec_free(&l.numbers);

@@ -45,6 +45,11 @@ typedef struct tsr_store_gap {
                       * itself, or to a directory that contains it */
 } tsr_store_gap;
 
+/* A symbolic link whose target is below the root, too. */
+typedef struct tsr_store_link {
+    tsr_str name, target; /* below the root */
+} tsr_store_link;
+
 typedef struct tsr_store tsr_store;
 struct tsr_store {
     uint32_t file_count;
@@ -93,6 +98,11 @@ struct tsr_store {
     /* For stores with directories, after `deepen`: those among the levels that show no files. */
     const tsr_store_gap *gaps;
     uint32_t gap_count;
+    /* Likewise: the links to what is listed under another name as well. */
+    const tsr_store_link *links;
+    uint32_t link_count;
+    /* Optional: whether two names are those of one file, as with hard links. */
+    bool (*is_same)(const tsr_store *store, uint32_t file, uint32_t other);
 };
 
 TSR_API_END

@@ -42,6 +42,20 @@ static inline void tsr_store_expect(tsr_store *store, uint32_t file, uint64_t of
 #endif
 }
 
+/* Where else below the root what `path` names is listed, if `path` leads there through a symbolic link. Otherwise empty. In `arena`.
+ * Errors: TSR_E_NOMEM. The files of the browser have no links. */
+#if defined(TSR_SMALL)
+static inline tsr_status tsr_store_follow(const tsr_store *store, tsr_str path, tsr_arena *arena, tsr_str *out,
+                                          tsr_error *err)
+{
+    (void)store, (void)path, (void)arena, (void)err;
+    *out = TSR_STR("");
+    return TSR_OK;
+}
+#else
+tsr_status tsr_store_follow(const tsr_store *store, tsr_str path, tsr_arena *arena, tsr_str *out, tsr_error *err);
+#endif
+
 /* Bytes of one file of a store. */
 typedef struct tsr_range {
     tsr_store *store;
