@@ -605,6 +605,12 @@ static tsr_str best_in(tsr_str text)
     return TSR_STR("");
 }
 
+/* Transformers follows paths in an index of shards, such as "../checkpoint-1/model-00001-of-00002.safetensors". Most have none. */
+static bool may_be_index(const tsr_run_file *file)
+{
+    return file->kind == TSR_RUN_FILE && file->size <= MOST_STATE && tsr_str_ends(file->name, TSR_STR(".index.json"));
+}
+
 /* One round over everything that may refer to a checkpoint. What is in a checkpoint that is removed does not count. */
 static tsr_status keep_referenced(pruning *p, bool *changed)
 {
@@ -614,7 +620,8 @@ static tsr_status keep_referenced(pruning *p, bool *changed)
         const bool is_state = file->kind == TSR_RUN_FILE && file->size <= MOST_STATE &&
                               tsr_str_equal(last_part(file->name), TSR_STR("trainer_state.json"));
         const bool is_link = file->kind == TSR_RUN_LINK && file->target.size;
-        if (!is_link && !is_tracker(file) && !is_state) continue;
+        const bool is_index = may_be_index(file);
+        if (!is_link && !is_index && !is_tracker(file) && !is_state) continue;
         const candidate *holder = holder_of(p, file->name);
         tsr_str text;
         if ((holder && (holder->is_removed || is_state)) || is_in_unfinished(p, file->name)) continue;
@@ -622,9 +629,10 @@ static tsr_status keep_referenced(pruning *p, bool *changed)
             keep_target(p, file, changed);
             continue;
         }
-        TSR_TRY(p->place->read(p->place, file, is_state ? MOST_STATE : MOST_TRACKER, p->arena, &text, p->err));
+        TSR_TRY(p->place->read(p->place, file, is_state || is_index ? MOST_STATE : MOST_TRACKER, p->arena, &text, p->err));
         if (is_state) keep_named(p, best_in(text), file->name, false, changed);
-        else keep_named(p, text, file->name, true, changed);
+        else if (!is_index) keep_named(p, text, file->name, true, changed);
+        else if (memchr(text.data, '/', text.size)) keep_named(p, text, file->name, false, changed);
     }
     for (size_t i = 0; i < p->count; i++) {
         const tsr_run_checkpoint *own = p->candidates[i].checkpoint;

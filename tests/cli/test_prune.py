@@ -196,6 +196,22 @@ def test_prune_leaves_files_of_others_and_links(t):
 
 
 @test
+def test_prune_keeps_what_an_index_of_shards_refers_to(t):
+    """Transformers loads shards from the paths in an index, wherever they are: next to the steps, or in another step."""
+    source = os.path.dirname(sample("safetensors_index")[0])
+    with open(os.path.join(source, "model.safetensors.index.json")) as f:
+        index = json.load(f)
+
+    def refer(to, path):
+        weights = {name: path + file if "00001-of" in file else file for name, file in index["weight_map"].items()}
+        write(t.at("run", to, "model.safetensors.index.json"), json.dumps({**index, "weight_map": weights}))
+    aged(t, source, *(f"checkpoint-{n}" for n in range(1, 7)))
+    refer("checkpoint-6", "../checkpoint-1/")
+    refer("exported", "../checkpoint-3/")
+    prune(t, "--keep", "1", removed=["checkpoint-4", "checkpoint-2"], kept={"checkpoint-1": "refers to it", "checkpoint-3": "refers to it"})
+
+
+@test
 def test_prune_removes_whole_directories_if_asked(t):
     outside = shutil.copytree(sample("dcp_small")[0], t.at("outside"))
     before = tree(outside)
