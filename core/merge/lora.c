@@ -611,11 +611,8 @@ static tsr_status add_tensors(folding *f)
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
     const uint32_t file = tsr_store_find(f->adapter->store, TSR_STR("adapter_model.safetensors"));
     const tsr_entry *other = NULL;
-    for (size_t p = 0; p < catalog->part_count; p++)
-        if (tsr_str_equal(catalog->parts[p].name, TSR_STR("model"))) f->model = &catalog->parts[p];
-    const uint64_t first = f->model ? f->model->first_entry : 0,
-                   end = f->model ? first + f->model->entry_count : catalog->entry_count;
-    if (f->model) f->names.part = f->model->name.size + 1;
+    uint64_t first, end;
+    f->model = tsr_lora_range(f->adapter, &f->names, &first, &end);
     for (uint64_t i = first; i < end; i++) TSR_TRY(tsr_lora_names_note(&f->names, catalog->entries[i].fqn, f->err));
     for (uint64_t i = first; i < end; i++) {
         const tsr_entry *entry = &catalog->entries[i];
@@ -648,7 +645,7 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
 {
     folding *f = ctx;
     f->m = m;
-    f->names.m = m;
+    tsr_lora_names_open(&f->names, m);
     f->err = err;
     f->folds = tsr_vec_of(m->own->host->allocator, sizeof(tsr_fold *));
     f->targets = tsr_map_new(m->own->host->allocator, 0, err);
@@ -661,18 +658,37 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     return status;
 }
 
+/* Closes `below` together with `*out`, which was opened over it, or now if it was not opened. */
+static tsr_status keep_below(tsr_status status, tsr_checkpoint *below, tsr_checkpoint *const *out)
+{
+    if (status != TSR_OK) return tsr_checkpoint_close(below), status;
+    tsr_mapped *m = (*out)->state;
+    while (m->below) m = m->below->state;
+    m->below = below;
+    return TSR_OK;
+}
+
+static tsr_status fold_into(tsr_checkpoint *base, folding *f, tsr_checkpoint **out, tsr_error *err)
+{
+    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = f, .step = "fold the adapter", .keeps_names = true};
+    tsr_checkpoint *loaded = NULL, *folded;
+#ifndef TSR_SMALL /* the browser's module refuses these adapters */
+    TSR_TRY(tsr_lora_open_loaded(base, f->adapter, &loaded, err));
+#endif
+    if (!loaded) return tsr_mapped_open(base, &scheme, out, err);
+    TSR_TRY(keep_below(tsr_mapped_open(loaded, &scheme, &folded, err), loaded, &folded));
+    return keep_below(tsr_lora_open_saved(folded, loaded, out, err), folded, out);
+}
+
 tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options,
                          tsr_checkpoint **out, tsr_error *err)
 {
     folding f = {.adapter = adapter};
-    const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &f, .step = "fold the adapter", .keeps_names = true};
+    tsr_checkpoint *below = NULL;
     *out = NULL;
     TSR_TRY(TSR_OPTIONS_COPY(&f.options, options, tsr_lora_options, err));
-    tsr_checkpoint *below = NULL;
     if (tsr_lora_is_state(base)) TSR_TRY(tsr_lora_open_state(base, &below, err));
-    const tsr_status status = tsr_mapped_open(below ? below : base, &scheme, out, err);
-    if (status == TSR_OK) ((tsr_mapped *)(*out)->state)->below = below;
-    else tsr_checkpoint_close(below);
+    const tsr_status status = keep_below(fold_into(below ? below : base, &f, out, err), below, out);
     if (status != TSR_OK && f.options.name.size) tsr_error_context(err, "adapter %.*s", TSR_STR_ARG(f.options.name));
     return status;
 }

@@ -53,6 +53,18 @@ tsr_lora_kind tsr_lora_kind_of(tsr_str name, tsr_str *module, tsr_str *adapter)
     return other ? TSR_LORA_OTHER : TSR_LORA_WHOLE;
 }
 
+const tsr_part *tsr_lora_range(const tsr_checkpoint *adapter, tsr_lora_names *names, uint64_t *first, uint64_t *end)
+{
+    const tsr_catalog *catalog = &adapter->catalog;
+    const tsr_part *model = NULL;
+    for (size_t p = 0; p < catalog->part_count; p++)
+        if (tsr_str_equal(catalog->parts[p].name, TSR_STR("model"))) model = &catalog->parts[p];
+    *first = model ? model->first_entry : 0;
+    *end = model ? *first + model->entry_count : catalog->entry_count;
+    if (model) names->part = model->name.size + 1;
+    return model;
+}
+
 tsr_str tsr_lora_sibling(const tsr_lora_names *names, tsr_str module, tsr_lora_kind kind, tsr_error *err)
 {
     const ending *e = endings;
@@ -144,7 +156,7 @@ static bool has_inner_model(const tsr_mapped *m)
     return false;
 }
 
-/* Replaces `old`, where it is whole components, by something that is not longer. */
+/* Replaces `old`, where it is whole components, by something that is not longer; by nothing also without the dot behind it. */
 static void replace(tsr_str *name, char *text, tsr_str old, tsr_str new)
 {
     for (size_t at = 0; at + old.size <= name->size; at++) {
@@ -152,9 +164,22 @@ static void replace(tsr_str *name, char *text, tsr_str old, tsr_str new)
         if (memcmp(text + at, old.data, old.size) != 0 || (at && text[at - 1] != '.') ||
             (end < name->size && text[end] != '.'))
             continue;
+        const size_t rest = end + (!new.size &&end < name->size);
         memcpy(text + at, new.data, new.size);
-        memmove(text + at + new.size, text + end, name->size - end);
-        name->size -= old.size - new.size;
+        memmove(text + at + new.size, text + rest, name->size - rest);
+        name->size -= rest - at - new.size;
+    }
+}
+
+/* `pairs` are names and what replaces them, each with its NUL, and an empty name at the end. The results of earlier ones are in later
+ * ones. */
+static void replace_all(tsr_str *name, char *text, const char *pairs)
+{
+    tsr_str old, new;
+    for (const char *at = pairs; *at; at = new.data + new.size + 1) {
+        old = tsr_str_from(at);
+        new = tsr_str_from(at + old.size + 1);
+        replace(name, text, old, new);
     }
 }
 
@@ -162,7 +187,6 @@ static void replace(tsr_str *name, char *text, tsr_str old, tsr_str new)
  * Source: transformers 5.24, conversion_mapping.py. */
 static void rename_modules(tsr_str *name, char *text)
 {
-    /* In this order: the results of earlier ones are in later ones. */
     static const char pairs[] = "encoder.layer\0layers\0"
                                 "encoder.layers\0layers\0"
                                 "encoder.encoder\0encoder.aifi\0"
@@ -264,17 +288,153 @@ static void rename_modules(tsr_str *name, char *text)
                                 "compressor.indexer\0indexer\0"
                                 "indexer.compressor\0indexer\0"
                                 "indexer.scorer\0indexer\0";
-    tsr_str old, new;
-    for (const char *at = pairs; *at; at = new.data + new.size + 1) {
-        old = tsr_str_from(at);
-        new = tsr_str_from(at + old.size + 1);
-        replace(name, text, old, new);
-    }
+    replace_all(name, text, pairs);
 }
+
+static bool has_type(const cJSON *config, const char *types)
+{
+    const cJSON *item, *type = cJSON_GetObjectItemCaseSensitive(config, "model_type");
+    if (cJSON_IsString(type) && tsr_is_among(tsr_str_from(type->valuestring), types)) return true;
+    cJSON_ArrayForEach(item, config)
+    {
+        if (cJSON_IsObject(item) && has_type(item, types)) return true;
+    }
+    return false;
+}
+
+bool tsr_lora_is_of_type(const tsr_mapped *m, const char *types)
+{
+    return cJSON_IsObject(m->config) && has_type(m->config, types);
+}
+
+#ifndef TSR_SMALL /* the browser's module refuses these adapters */
+/* What transformers renames in models of a few types only, as model_type of config.json has them. Source: transformers 5.24,
+ * conversion_mapping.py. */
+/* clang-format off */
+static const struct {
+    const char *types, *pairs;
+} renamed_in[] = {
+    {"gte\0",
+     "new\0\0gte\0\0post_attention_layernorm\0attn_ln\0post_mlp_layernorm\0mlp_ln\0"
+     "lm_head.layer_norm\0lm_head.norm\0"},
+    {"nomic_bert\0",
+     "gate_proj\0fc12\0up_proj\0fc11\0post_attention_layernorm\0norm1\0post_mlp_layernorm\0norm2\0"
+     "embeddings.LayerNorm\0emb_ln\0"},
+    {"dinov2\0dinov2_with_registers\0",
+     "weights_out\0down_proj\0"},
+    {"radio\0",
+     "radio_model.model.blocks\0layers\0radio_model.model.patch_generator.video_embedder\0video\0"
+     "embeddings.video_patch_projection\0video\0radio_model.model.patch_generator.embedder\0embedder\0"
+     "embeddings.patch_projection\0embedder\0"},
+    {"jina_embeddings_v3\0",
+     "mixer\0attn\0post_attention_layernorm\0norm1\0post_mlp_layernorm\0norm2\0embeddings.LayerNorm\0emb_ln\0"},
+    {"gradium_phonon_tts\0",
+     "flow_lm.condition_provider.conditioners.transcript_in_segment.embed\0embed_tokens\0"
+     "flow_lm.condition_provider.conditioners.speaker_wavs.output_proj\0audio_prompt_proj\0"
+     "flow_lm.condition_provider.conditioners.num_speakers.embed\0num_speakers_embed\0"
+     "flow_lm.condition_provider.conditioners.num_speakers.output_proj\0num_speakers_proj\0"
+     "flow_lm.condition_provider.conditioners.duration_delta.output_proj\0duration_delta_proj\0"
+     "flow_lm.input_linear\0audio_latent_proj\0flow_lm.out_eos\0eos_head\0"
+     "flow_lm.transformer.layers\0layers\0linear1\0fc1\0linear2\0fc2\0flow_lm.flow_net\0flow_head\0"
+     "timestep_embeddings\0time_embed\0mlp.0\0fc1\0mlp.2\0fc2\0cond_embed\0cond_proj\0"
+     "res_blocks\0layers\0adaLN_modulation.1\0adaln_proj\0final_layer.linear\0final_layer.proj\0"},
+    {"nemo_speechlm\0",
+     "perception.encoder\0audio_tower\0"
+     "diarization_model.model.audio_tower\0diarization_model.encoder\0"
+     "ctc_timestamp.decoder.transformer\0word_timestamp_encoder\0"
+     "sortformer_modules.encoder_proj\0model.proj\0"
+     "sortformer_modules.first_hidden_to_hidden\0classifier.dense\0"
+     "sortformer_modules.single_hidden_to_spks\0classifier.out_proj\0"
+     "multi_modal_projector\0perception.proj\0embed_tokens\0embeddings\0"
+     "embedder.projection\0pre_encode.proj\0ffn.net.0\0fc1\0ffn.net.3\0fc2\0"},
+    {"qianfan_ocr\0",
+     "vision_model\0visual\0multi_modal_projector.linear_1\0mlp1.1\0"
+     "multi_modal_projector.linear_2\0mlp1.3\0patch_embeddings.projection\0patch_embedding\0"
+     "projection_layer\0proj\0"},
+    {"step3p5_vision\0",
+     "vision_model\0visual\0embeddings.patch_embedding\0conv1\0"
+     "embeddings.position_embedding.weight\0positional_embedding\0transformer.resblocks\0layers\0"
+     "vit_downsampler1\0downsampler1\0vit_downsampler2\0downsampler2\0"},
+    {"step3p7\0",
+     "multi_modal_projector\0vit_large_projector\0"},
+    {"tipsv2\0tipsv2_dpt\0",
+     "vision_model\0visual\0vision_encoder\0visual\0backbone\0visual\0text_encoder\0text_model\0"
+     "embeddings.token_embedding\0token_embedding\0transformer.resblocks\0layers\0blocks\0layers\0"
+     "embeddings.patch_embeddings.projection\0patch_embed.proj\0"},
+    {"unlimited_ocr\0",
+     "multi_modal_projector\0projector.layers\0vision_tower.sam_encoder.layers\0sam_model.blocks\0"
+     "vision_tower.sam_encoder\0sam_model\0vision_tower.vision_encoder.encoder.layers\0visual.layers\0"
+     "vision_model.transformer.layers\0visual.layers\0patch_embed.projection\0patch_embed.proj\0"
+     "neck.conv1\0neck.0\0neck.conv2\0neck.2\0sam_model.proj.conv1\0sam_model.net_2\0"
+     "sam_model.proj.conv2\0sam_model.net_3\0"},
+    {"granitemoe\0granitemoeshared\0",
+     "experts.gate_up_proj\0input_linear.weight\0output_linear.weight\0experts.down_proj\0"},
+    {"aria\0aria_text\0",
+     "experts.gate_up_proj\0experts.fc1.weight\0experts.fc2.weight\0experts.down_proj\0"},
+    {"cohere_asr\0",
+     "linear_q\0q_proj\0linear_k\0k_proj\0linear_v\0v_proj\0linear_out\0o_proj\0"
+     "relative_k_proj\0linear_pos\0subsampling.layers\0pre_encode.conv\0"
+     "subsampling.linear\0pre_encode.out\0encoder_decoder_proj\0decoder.proj\0"
+     "transf_decoder._decoder\0decoder\0first_sub_layer.query_net\0self_attn.q_proj\0"
+     "first_sub_layer.key_net\0self_attn.k_proj\0first_sub_layer.value_net\0self_attn.v_proj\0"
+     "first_sub_layer.out_projection\0self_attn.o_proj\0"
+     "second_sub_layer.query_net\0encoder_attn.q_proj\0second_sub_layer.key_net\0encoder_attn.k_proj\0"
+     "second_sub_layer.value_net\0encoder_attn.v_proj\0"
+     "second_sub_layer.out_projection\0encoder_attn.o_proj\0third_sub_layer.dense_in\0mlp.fc1\0"
+     "third_sub_layer.dense_out\0mlp.fc2\0"},
+    {"cosmos3_omni\0",
+     "visual\0\0"},
+    {"paddleocr_vl\0",
+     "projector\0mlp_AR\0"},
+    {"mistral_large4\0",
+     "vision_encoder\0visual\0multi_modal_projector.linear_1\0vision_language_adapter.w_in\0"
+     "multi_modal_projector.linear_2\0vision_language_adapter.w_out\0"
+     "multi_modal_projector.patch_merger\0patch_merger\0"},
+    {"minimax_m3_vl\0",
+     "multi_modal_projector.merge_linear_1\0patch_merge_mlp.linear_1\0"
+     "multi_modal_projector.merge_linear_2\0patch_merge_mlp.linear_2\0"},
+    {"dots3_note_vision_encoder\0",
+     "adapter\0merger\0"},
+    {"dots3_note_audio_encoder\0",
+     "audio_adapter\0adapter\0adapter.proj.1\0adapter.fc1\0adapter.proj.3\0adapter.fc2\0"
+     "dots_encoder.speech_encoder\0\0conv_stem.convs.0\0conv2d1\0conv_stem.convs.1\0conv2d2\0"
+     "conv_stem.convs.2\0conv2d3\0conv_stem.conv_out\0conv_out\0gate_up_proj\0fc1\0"},
+};
+/* clang-format on */
+
+static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_error *err)
+{
+    const tsr_str copy = tsr_arena_format(names->m->own->arena, err, "%.*s", TSR_STR_ARG(name));
+    tsr_str left = copy;
+    for (size_t i = 0; copy.data && i < sizeof renamed_in / sizeof *renamed_in; i++)
+        if (names->types & 1u << i) replace_all(&left, (char *)(uintptr_t)copy.data, renamed_in[i].pairs);
+    return left;
+}
+
+static void find_types(tsr_lora_names *names)
+{
+    _Static_assert(sizeof renamed_in / sizeof *renamed_in <= 32, "names->types has too few bits");
+    for (size_t i = 0; i < sizeof renamed_in / sizeof *renamed_in; i++)
+        names->types |= (uint32_t)tsr_lora_is_of_type(names->m, renamed_in[i].types) << i;
+}
+#else
+static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_error *err)
+{
+    (void)names, (void)err;
+    return name;
+}
+
+static void find_types(tsr_lora_names *names)
+{
+    (void)names;
+}
+#endif
 
 static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_str name, tsr_error *err)
 {
     tsr_arena *arena = names->m->own->arena;
+    if (comparison) name = named_by_type(names, name, err);
+    if (!name.data) return name;
     tsr_str left = tsr_name_without(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
     if (!left.data || !comparison) return left;
     rename_modules(&left, (char *)(uintptr_t)left.data);
@@ -283,11 +443,21 @@ static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_st
         err);
 }
 
+void tsr_lora_names_open(tsr_lora_names *names, const tsr_mapped *m)
+{
+    *names = (tsr_lora_names){.m = m, .is_inner = has_inner_model(m)};
+    find_types(names);
+}
+
+tsr_str tsr_lora_compared(const tsr_lora_names *names, tsr_str name, tsr_error *err)
+{
+    return compared(names, TSR_LORA_COMPARISONS - 1, name, err);
+}
+
 static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_error *err)
 {
     tsr_map **stored = &names->stored[comparison];
     const tsr_catalog *catalog = &names->m->source->catalog;
-    names->is_inner = has_inner_model(names->m);
     *stored = tsr_map_new(names->m->own->host->allocator, 0, err);
     for (uint64_t i = 0; *stored && i < catalog->entry_count; i++) {
         uint32_t *number;

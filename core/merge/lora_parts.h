@@ -140,6 +140,7 @@ typedef struct tsr_lora_names {
     tsr_map *stored
         [TSR_LORA_COMPARISONS]; /* names of the base, as tsr_lora_stored compares them → entry; NULL until they are needed */
     bool is_inner;              /* the base is a language model inside another model */
+    uint32_t types;             /* of models of which the base is; a bit for each that lora_names.c lists */
 } tsr_lora_names;
 
 /* What a tensor of an adapter is, by the end of its name. */
@@ -162,6 +163,8 @@ tsr_lora_kind tsr_lora_kind_of(tsr_str name, tsr_str *module, tsr_str *adapter);
 /* The name of the adapter's tensor of another kind in the same module. Its data is NULL if memory runs out. */
 tsr_str tsr_lora_sibling(const tsr_lora_names *names, tsr_str module, tsr_lora_kind kind, tsr_error *err);
 
+/* Begins with the names of the mapped checkpoint's source. */
+void tsr_lora_names_open(tsr_lora_names *names, const tsr_mapped *m);
 /* Notes the name of the adapter that a tensor has. Fails with TSR_E_UNSUPPORTED if another tensor has another one. */
 tsr_status tsr_lora_names_note(tsr_lora_names *names, tsr_str name, tsr_error *err);
 void tsr_lora_names_close(tsr_lora_names *names); /* accepts a zeroed one */
@@ -171,6 +174,21 @@ tsr_status tsr_lora_base_name(const tsr_lora_names *names, tsr_str name, tsr_str
 /* The name under which the base stores the tensor that is `target` in memory: `target` itself, or what transformers renames to it
  * when it loads the base, or the name that PyTorch's wrappers gave it. Returns `target` if there is none, or several. */
 tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err);
+
+/* The name as tsr_lora_stored compares it last: the same for what is stored and for what is in memory. */
+tsr_str tsr_lora_compared(const tsr_lora_names *names, tsr_str name, tsr_error *err);
+/* Sets names->part, and the range of the adapter's entries that are its tensors. Returns their part in a training directory, or NULL. */
+const tsr_part *tsr_lora_range(const tsr_checkpoint *adapter, tsr_lora_names *names, uint64_t *first, uint64_t *end);
+
+/* Whether model_type of config.json, or of a config in it, is one of `types`, each with its NUL, and an empty one at the end. */
+bool tsr_lora_is_of_type(const tsr_mapped *m, const char *types);
+
+/* lora_fused.c: opens the base with the tensors that the adapter changes as they are in memory where transformers takes stored ones apart, or joins them,
+ * when it loads a model of this type. *out is NULL if there are none. Errors: TSR_E_UNSUPPORTED if one of them is quantized; TSR_E_FORMAT if
+ * its size does not fit config.json. */
+tsr_status tsr_lora_open_loaded(tsr_checkpoint *base, tsr_checkpoint *adapter, tsr_checkpoint **out, tsr_error *err);
+/* Opens what was folded over `loaded`, which the function above opened, with the base's tensors again. Borrows both. */
+tsr_status tsr_lora_open_saved(tsr_checkpoint *folded, tsr_checkpoint *loaded, tsr_checkpoint **out, tsr_error *err);
 
 /* lora_sum.c: finds the tensors of the base that a pair of the module's matrices changes: a parameter that target_parameters
  * selects, or the tensors that it consists of in a checkpoint. out->places must be an empty vector. Errors: TSR_E_NOT_FOUND if

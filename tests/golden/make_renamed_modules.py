@@ -15,6 +15,7 @@ import sys
 import peft
 import torch
 import transformers
+from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
 HERE = pathlib.Path(__file__).resolve().parent / "renamed_modules"
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -51,6 +52,12 @@ def models():
                      "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "qk_head_dim": 8, "head_dim": 4, "layer_types": None, "mlp_layer_types": None,
                      "indexer_types": None})), (
         r".*language_model.*(q_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)|.*embed_tokens")
+    # What follows is fused in the files: q, k and v, and gate and up, with biases that the adapter has whole; k and v of fewer rows than q; rows in another order.
+    yield "gte", transformers.AutoModel.from_config(transformers.AutoConfig.for_model("gte", **words)), {"target_modules": ["q_proj", "v_proj", "gate_proj"], "bias": "all"}
+    yield "dinov2_swiglu", transformers.Dinov2Model(transformers.Dinov2Config(**SIZES, **IMAGES, use_swiglu_ffn=True)), ["up_proj", "down_proj"]
+    yield "sarvam_moe", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "sarvam_moe", **{**words, "pad_token_id": 0}, **{k: v for k, v in experts.items() if k != "mlp_layer_types"}, head_dim=4, first_k_dense_replace=2, n_group=1, topk_group=1)), ["v_proj", "o_proj"]
+    yield "step3p5_vision", Step3p7VisionModel(transformers.AutoConfig.for_model("step3p5_vision", **SIZES, **IMAGES, intermediate_size=12)), ["q_proj", "k_proj", "fc1"]
 
 
 def fill(parameters, numbers):

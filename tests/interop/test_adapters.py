@@ -491,3 +491,39 @@ def test_modules_that_transformers_renames(t):
     save_file({**tensors, query.replace("attention.attention.query", "attention.self.query"): tensors[query].clone()}, t.at("two", "model.safetensors"))
     p = t.run("convert", t.at("two"), t.at("two.safetensors"), "--lora", at("adapter"), status=2)
     need(b"which the base does not have" in p.stderr, p.stderr)
+
+
+def test_fused_modules(t):
+    """What transformers takes apart in memory is taken apart as its table says for the type of the model, and only then. The rest of a tensor stays as it is."""
+    at = lambda *names: os.path.join(os.path.dirname(GOLDEN), "renamed_modules", "gte", *names)
+    base, config = load_file(at("base", "model.safetensors")), json.load(open(at("base", "config.json")))
+    qkv = next(k for k in base if k.endswith("qkv_proj.weight"))
+
+    def place(name, tensors, settings):
+        os.makedirs(t.at(name), exist_ok=True)
+        save_file(tensors, t.at(name, "model.safetensors"))
+        if settings:
+            with open(t.at(name, "config.json"), "w") as f:
+                json.dump(settings, f)
+        return t.at(name)
+
+    def refused(where, says):
+        text = t.run("convert", where, t.at("refused.safetensors"), "--lora", at("adapter"), status=2).stderr.decode()
+        need(says in text and not os.path.exists(t.at("refused.safetensors")), text)
+
+    refused(place("other", base, {**config, "model_type": "bert"}), "which the base does not have")
+    refused(place("unknown", base, None), "which the base does not have")
+    scaled = {**base, qkv: base[qkv].to(torch.float8_e4m3fn), f"{qkv}_scale": torch.tensor(2.0)}
+    refused(place("scaled", scaled, config), f"{qkv}_scale")
+
+    out = t.at("half.safetensors")
+    t.run("convert", at("base"), out, "--lora", at("adapter"), "--dtype", "float16")
+    merged = load_file(at("merged", "model.safetensors"))
+    same(load_file(out), {k: v.half() if v.is_floating_point() else v for k, v in merged.items()}, "cast to float16")
+    os.mkdir(t.at("nested"))
+    torch.save({"model": base}, t.at("nested", "pytorch_model.bin"))
+    shutil.copy(at("base", "config.json"), t.at("nested"))
+    t.run("convert", t.at("nested"), t.at("nested.pt"), "--lora", at("adapter"))
+    same(torch.load(t.at("nested.pt"))["model"], merged, "nested")
+    rows = t.run("convert", at("base"), t.at("none.safetensors"), "--lora", at("adapter"), "--dry-run").stdout.decode()
+    need(not os.path.exists(t.at("none.safetensors")), rows)
