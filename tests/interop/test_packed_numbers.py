@@ -57,6 +57,10 @@ def test_packed_in_floats(t):
     t.run("merge", out, model, model, "--method", "linear", "--include", "l4.**", status=2)
     t.run("convert", model, out, "--include", "l4.**")
     same(load_file(out), {k: v for k, v in load_file(os.path.join(model, "model.safetensors")).items() if k.startswith("l4.")}, "copied as they are")
+    need(not t.json("validate", model, "--deep", "--json")["findings"], "packed numbers are not NaN")
+    bare = {k: v for k, v in load_file(os.path.join(model, "model.safetensors")).items() if k == "l4.weight"}
+    save_file(bare, out)
+    need([f["rule"] for f in t.json("validate", out, "--deep", "--json")["findings"]] == ["values/nan"], "the same numbers as bfloat16")
 
 
 MAKE = """
