@@ -77,6 +77,7 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_AUTOMODEL: return "automodel";
     case TSR_FORMAT_OLMO_CORE: return "olmo-core";
     case TSR_FORMAT_PRIME_RL: return "prime-rl";
+    case TSR_FORMAT_DIFFUSERS: return "diffusers";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

@@ -687,6 +687,44 @@ def directories_of_dcps_open_as_parts(t):
 
 
 @test
+def pipelines_of_diffusers_open_as_parts(t):
+    """The models that model_index.json names, as one file, as shards or in a variant; what has no weights is not a part. Layout of diffusers 0.42.1's save_pretrained."""
+    components = {"unet": "safetensors_index", "transformer_2": "safetensors_model", "text_encoder": "safetensors_model"}
+    index = {"_class_name": "StableDiffusionPipeline", "_diffusers_version": "0.42.1", "feature_extractor": [None, None], "requires_safety_checker": False, "scheduler": ["diffusers", "DDIMScheduler"],
+             "tokenizer": ["transformers", "CLIPTokenizer"], **{name: ["diffusers", "Model"] for name in components}}
+
+    def place(where, **files):
+        root = t.at(where)
+        for name, source in components.items():
+            found = sample(source)[0]
+            if found.endswith(".json"):
+                shutil.copytree(os.path.dirname(found), os.path.join(root, name))
+            else:
+                os.makedirs(os.path.join(root, name))
+                shutil.copy(found, os.path.join(root, name, "diffusion_pytorch_model.safetensors"))
+        for name, text in {"model_index.json": json.dumps(index), "scheduler/scheduler_config.json": "{}", "tokenizer/vocab.json": "{}", **files}.items():
+            os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
+            with open(os.path.join(root, name), "w") as f:
+                f.write(text)
+        return root
+
+    root = place("pipeline")
+    doc = t.json("inspect", root, "--json")
+    need(doc["format"] == "diffusers" and {p["name"] for p in doc["summary"]["parts"]} == set(components), doc["summary"])
+    findings = t.json("validate", root, "--deep", "--json")["findings"]
+    need({f["rule"] for f in findings} <= {"safetensors/metadata-differs"}, findings)  # of the samples
+    for name in components:
+        t.run("diff", root, "--part", name, os.path.join(root, name), "--values")
+    lacks = place("lacks", **{"vae/config.json": "{}", "model_index.json": json.dumps({**index, "vae": ["diffusers", "AutoencoderKL"]})})
+    findings = t.json("validate", lacks, "--json", status=1)["findings"]
+    need(findings[0]["rule"] == "parts/incomplete-save" and "the model 'vae'" in findings[0]["message"], findings)
+    t.run("convert", lacks, t.at("out"), "--to", "dcp", status=2)
+    for name in ("other", "broken"):
+        root = place(name, **{"model_index.json": "{}" if name == "other" else "{"})
+        need(b"several checkpoints" in t.run("inspect", root, status=2).stderr, "a directory that only has such a file")
+
+
+@test
 def a_step_that_olmo_core_saved_is_read(t):
     """tests/golden/make_olmo_core.py. Its storage writer describes where items are by a class of its own, of the same fields."""
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "olmo_core")

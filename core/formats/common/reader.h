@@ -181,5 +181,6 @@ extern const tsr_directory tsr_directory_nemo;
 extern const tsr_directory tsr_directory_automodel;
 extern const tsr_directory tsr_directory_olmo;
 extern const tsr_directory tsr_directory_prime;
+extern const tsr_directory tsr_directory_diffusers;
 
 #endif

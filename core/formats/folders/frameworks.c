@@ -1008,6 +1008,88 @@ static const tsr_part_row prime_parts[] = {
     {.part = NULL},
 };
 
+/* ---- pipelines of diffusers: model_index.json names the directories of the models, of schedulers and of tokenizers ---- */
+
+#ifndef TSR_SMALL
+#define PIPELINE "model_index.json"
+
+/* Whether a directory of the pipeline has the weights of a model. */
+static bool has_weights(const tsr_store *store, tsr_str directory)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        if (name.size > directory.size && name.data[directory.size] == '/' && tsr_str_starts(name, directory) &&
+            (tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"))))
+            return true;
+    }
+    return false;
+}
+
+/* Calls `each` for the directories, in the order of the document, and finds out whether any has weights. A document that cannot be read is
+ * not a pipeline's. */
+static tsr_status each_component(tsr_checkpoint *checkpoint, tsr_status (*each)(tsr_checkpoint *, tsr_str, tsr_error *),
+                                 bool *any, tsr_error *err)
+{
+    const uint32_t file = tsr_store_find(checkpoint->store, TSR_STR(PIPELINE));
+    const cJSON *component;
+    tsr_bytes text;
+    cJSON *root;
+    tsr_error why = {0};
+    *any = false;
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
+    tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &why);
+    tsr_bytes_free(&text);
+    if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
+    cJSON_ArrayForEach(component, root)
+    {
+        const tsr_str name = tsr_json_key_of(component);
+        if (status != TSR_OK || !name.size || !cJSON_IsArray(component)) continue;
+        *any = *any || has_weights(checkpoint->store, name);
+        if (each) status = each(checkpoint, name, err);
+    }
+    cJSON_Delete(root);
+    return status;
+}
+
+static tsr_status is_pipeline(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    return each_component(checkpoint, NULL, is, err);
+}
+
+/* Only models have a config.json: schedulers, tokenizers and processors call theirs differently, and have no weights. */
+static tsr_status mount_model(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err)
+{
+    const tsr_str config = tsr_arena_format(checkpoint->arena, err, "%.*s/config.json", TSR_STR_ARG(name));
+    if (!config.data) return TSR_E_NOMEM;
+    if (!has_weights(checkpoint->store, name)) {
+        if (!tsr_has_file(checkpoint->store, config.data)) return TSR_OK;
+        return tsr_checkpoint_is_incomplete(
+            checkpoint, config,
+            tsr_arena_format(checkpoint->arena, err,
+                             PIPELINE
+                             " names the model '%.*s', whose directory has no weights: they were removed or not copied",
+                             TSR_STR_ARG(name)),
+            err);
+    }
+    const tsr_str part = tsr_arena_str(checkpoint->arena, name, err);
+    if (!part.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_part_begin(checkpoint, part, false, err));
+    return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = part}, err);
+}
+
+static tsr_status mount_pipeline(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    bool any;
+    return each_component(checkpoint, mount_model, &any, err);
+}
+
+static const char *const pipeline_files[] = {PIPELINE, NULL, NULL};
+READER(tsr_reader_diffusers, TSR_FORMAT_DIFFUSERS);
+const tsr_directory tsr_directory_diffusers = {
+    .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
+static const tsr_part_row pipeline_parts[] = {{.mounts = mount_pipeline}, {.part = NULL}};
+#endif
+
 /* ---- the table ---- */
 
 static const tsr_framework frameworks[] = {
@@ -1023,6 +1105,9 @@ static const tsr_framework frameworks[] = {
     {TSR_FORMAT_AUTOMODEL, .unfinished = AUTOMODEL_UNFINISHED, .parts = {automodel_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
+#ifndef TSR_SMALL
+    {TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, TSR_LEFT_FILES},
+#endif
     {.format = TSR_FORMAT_NONE},
 };
 
