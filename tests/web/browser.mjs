@@ -45,6 +45,12 @@ export async function launch(options = {}) {
   return { context, close: async () => { await context.close(); fs.rmSync(profile, { recursive: true, force: true }); } };
 }
 
+/** Makes the browser state so much memory that the page shares work among this many workers, whatever the machine has. */
+export const allowWorkers = (page, workers) => page.addInitScript((n) => {
+  Object.defineProperty(navigator, "hardwareConcurrency", { get: () => n });
+  Object.defineProperty(navigator, "deviceMemory", { get: () => 2 * n });
+}, workers);
+
 /** Chooses a directory, or files, through the page's own pickers. */
 export async function pick(page, target) {
   const isFolder = fs.statSync(target).isDirectory();

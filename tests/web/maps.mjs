@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root } from "./browser.mjs";
+import { allowWorkers, pick, root } from "./browser.mjs";
 import { diffOf, native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample, showExports } from "./views.mjs";
@@ -327,7 +327,7 @@ function makeLarge(folder) {
 
 async function testTeam({ context, url }, folder) {
   const { at: [a, b], map } = makeLarge(folder), page = await context.newPage();
-  await page.addInitScript(() => { Object.defineProperty(navigator, "hardwareConcurrency", { get: () => 3 }); });
+  await allowWorkers(page, 3);
   await page.goto(url);
   await test("several workers compare A through the map", async () => {
     await compare(page, a, b);

@@ -5,7 +5,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { filesOf } from "../../wasm/node.js";
 import { Tessera } from "../../wasm/tessera.js";
-import { PATIENCE, pick, root, samples } from "./browser.mjs";
+import { allowWorkers, PATIENCE, pick, root, samples } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { load } from "./pure.mjs";
@@ -137,9 +137,9 @@ async function testTroubles() {
   const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
   Object.defineProperty(globalThis, "navigator", { value: four, configurable: true });
   try {
-    await test("as many workers as there are cores, memory and bytes for them", () => {
-      const counts = [[opening(1024 * MIB), four], [opening(40 * MIB), four], [opening(100 * MIB), four], [opening(1024 * MIB), { hardwareConcurrency: 2 }], [opening(1024 * MIB), { hardwareConcurrency: 8, deviceMemory: 2 }], [opening(1024 * MIB, { url: "x" }), four], [[{ files: [{ name: "a/.metadata", size: 80 * MIB }, { name: "x", size: 1024 * MIB }] }], four]];
-      check(counts.map((c) => workersFor(...c)).join() === "4,1,3,2,1,1,1", counts.map((c) => workersFor(...c)).join());
+    await test("as many workers as there are cores, memory and bytes for them, two per core", () => {
+      const counts = [[opening(1024 * MIB), four], [opening(40 * MIB), four], [opening(100 * MIB), four], [opening(1024 * MIB), { hardwareConcurrency: 2 }], [opening(1024 * MIB), { hardwareConcurrency: 1 }], [opening(1024 * MIB), { hardwareConcurrency: 8, deviceMemory: 2 }], [opening(1024 * MIB, { url: "x" }), four], [[{ files: [{ name: "a/.metadata", size: 80 * MIB }, { name: "x", size: 1024 * MIB }] }], four]];
+      check(counts.map((c) => workersFor(...c)).join() === "4,1,3,4,2,1,1,1", counts.map((c) => workersFor(...c)).join());
     });
     await test("every part is compared once, in its place", async () => {
       const team = members(() => undefined), { found } = await run(team);
@@ -193,20 +193,20 @@ const rowsShown = async (page) => (await page.locator(".window .row").allInnerTe
 
 async function testPage({ context, url }, { a, b, short }) {
   const shown = [], started = []; // as many measure the changed tensors as compared
-  for (const cores of [1, 3]) {
+  for (const workers of [1, 3]) {
     const page = await context.newPage();
-    await page.addInitScript((n) => { Object.defineProperty(navigator, "hardwareConcurrency", { get: () => n }); }, cores);
+    await allowWorkers(page, workers);
     await openBoth(page, url, a, b);
-    let workers = 0;
-    page.on("worker", () => { workers++; });
-    await test(`values are compared in the page by ${cores === 1 ? "one worker" : "three workers"}`, async () => {
+    let seen = 0;
+    page.on("worker", () => { seen++; });
+    await test(`values are compared in the page by ${workers === 1 ? "one worker" : "three workers"}`, async () => {
       await page.getByRole("button", { name: /^Values/ }).click();
       await comparedWhole(page);
-      started.push(workers);
+      started.push(seen);
       shown.push(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}`);
       check(/3 changed/.test(shown.at(-1)), shown.at(-1));
     });
-    if (cores === 3) {
+    if (workers === 3) {
       await test("several workers show what one shows", () => check(shown[0] === shown[1] && started.join() === "2,6", `${started}\n${shown.join("\n---\n")}`));
       await test("comparing by several workers is cancelled, and all of them end", async () => {
         const click = () => page.getByRole("button", { name: /^Values/ }).evaluate((b) => b.click());
@@ -271,19 +271,19 @@ async function openProblems(page, url, target) {
 async function testPageChecks({ context, url }, damaged) {
   const told = JSON.parse(spawnSync(native, ["validate", "--deep", damaged, "--json"], { encoding: "utf8" }).stdout).findings.map((f) => f.message);
   const shown = [];
-  for (const cores of [1, 2]) {
+  for (const workers of [1, 2]) {
     const page = await context.newPage();
-    await page.addInitScript((n) => { Object.defineProperty(navigator, "hardwareConcurrency", { get: () => n }); }, cores);
+    await allowWorkers(page, workers);
     await openProblems(page, url, damaged);
     const deep = page.getByRole("button", { name: "Check every byte" }), started = new Set();
     page.on("worker", (worker) => started.add(worker));
-    await test(`every byte is checked in the page by ${cores === 1 ? "one worker" : "two workers"}`, async () => {
+    await test(`every byte is checked in the page by ${workers === 1 ? "one worker" : "two workers"}`, async () => {
       await deep.click();
       await page.getByText(told.at(-1)).first().waitFor();
       shown.push(await page.locator(".view").innerText());
-      check(started.size === cores && told.length >= 4 && told.every((message) => shown.at(-1).includes(message)), `${started.size} ${told} ${shown.at(-1)}`);
+      check(started.size === workers && told.length >= 4 && told.every((message) => shown.at(-1).includes(message)), `${started.size} ${told} ${shown.at(-1)}`);
     });
-    if (cores === 2) {
+    if (workers === 2) {
       await test("several workers find what one finds", () => check(shown[0] === shown[1], shown.join("\n---\n")));
       await test("a shared check is cancelled, and all of its workers end", async () => {
         await openProblems(page, url, damaged); // what was checked is not offered again

@@ -5,6 +5,8 @@ import type { Diff, DiffOptions, Findings, Kind, Measured, Opening, PairOfNames,
 interface Member { call<K extends Kind>(kind: K, takes: Requests[K]["takes"]): Promise<Requests[K]["gives"]> }
 
 const MOST_WORKERS = 4;
+/** While one worker waits for the browser to read, another one computes. The browser also reads with less processor time if more workers ask. */
+const WORKERS_PER_CORE = 2;
 /** The least number of bytes for which a worker is started. */
 const LEAST_BYTES = 32 << 20;
 /** Larger metadata take much memory in each worker, so only one worker is used. */
@@ -17,7 +19,7 @@ export function workersFor(openings: readonly Opening[], { hardwareConcurrency =
   const files = openings.flatMap((o) => o.files), bytes = files.reduce((sum, f) => sum + f.size, 0);
   const metadata = files.reduce((sum, f) => sum + (/(^|\/)\.metadata$|\.json$/.test(f.name) ? f.size : 0), 0);
   if (files.some((f) => "url" in f) || metadata > MOST_METADATA) return 1;
-  return Math.max(1, Math.floor(Math.min(MOST_WORKERS, hardwareConcurrency, deviceMemory / 2, bytes / LEAST_BYTES)));
+  return Math.max(1, Math.floor(Math.min(MOST_WORKERS, hardwareConcurrency * WORKERS_PER_CORE, deviceMemory / 2, bytes / LEAST_BYTES)));
 }
 
 const statusOf = (e: unknown): unknown => (e as { trouble?: { status?: unknown } }).trouble?.status;
