@@ -239,7 +239,25 @@ async function testValues(page, made, said) {
       }
     }
   });
+  await test("so are those of objects that only B has, in the rows of a comparison and in the entry", async () => {
+    await open(page, path.join(made, "a.safetensors"));
+    await goTo(page, "Compare");
+    await pick(page, path.join(made, "run.pt"));
+    await page.locator(".verdict-line").waitFor();
+    for (const [fqn, text] of Object.entries(said.values)) {
+      await filter(page, fqn, /^\d+ match/);
+      const row = page.locator(".window .row", { has: page.locator(".text", { hasText: new RegExp(`^${fqn.replaceAll(".", "\\.")}$`) }) }).first();
+      await row.locator(".side").nth(1).filter({ hasText: /[^-–]/ }).waitFor();
+      const short = text.replace(/\s+/g, " "), [a, b] = await row.locator(".side").allTextContents();
+      check(a === "–" && b === (short.length > 60 ? `${short.slice(0, 59)}…` : short), `${fqn}: '${a}' and '${b}' instead of '${short}'`);
+      await row.click();
+      await page.locator("aside h2", { hasText: fqn }).waitFor();
+      const value = page.locator("[aria-label='B of the comparison'] dt", { hasText: /^value$/ }).locator("xpath=following-sibling::dd");
+      check(await value.textContent() === text, `${fqn} is ${await value.textContent()} instead of ${text}`);
+    }
+  });
   await test("so are hyper-parameters", async () => {
+    await open(page, path.join(made, "run_dcp"));
     await goTo(page, "Optimizer");
     const lr = page.locator("[aria-label='Param groups'] tr", { hasText: /^lr/ }).first();
     await lr.waitFor();

@@ -1,7 +1,7 @@
 /** Shows the names of two checkpoints as one tree, with what a diff states about each and what both contain. Pure. */
 import { EntryTree, type Leaf, type Sort, type Totals } from "./entry_tree";
 import { termsOf, type IS } from "./filter";
-import type { Act, Compared, Diff, DiffSide, Mark, Measured, Row } from "./protocol";
+import type { Act, Compared, Diff, DiffSide, Mark, Measured, Row, Side } from "./protocol";
 
 const SELECTED: Readonly<Record<(typeof IS)[number], readonly Mark[]>> = {
   different: ["changed", "only-a", "only-b", "renamed"], changed: ["changed"], "only-a": ["only-a"], "only-b": ["only-b"], renamed: ["renamed"], same: ["same", "match"],
@@ -16,6 +16,20 @@ export interface Sides {
   readonly keyOf: (fqn: string) => string;
   /** The names in A and in B that a filter of contents keeps. */
   readonly matching: (text: string) => readonly string[];
+  /** The value of an object of one side. */
+  readonly valueOf: (side: Side, fqn: string) => string | undefined;
+}
+
+/** Adds the values of objects, which a diff states only where they differ. */
+function withValues(row: Row, { valueOf }: Sides): Row {
+  const { compared } = row;
+  if (!compared || row.entry === undefined) return row;
+  const { fqn } = row;
+  const valued = (side: Side, name: string): DiffSide | undefined => {
+    const own = compared[side], repr = own?.kind === "object" && own.repr === undefined ? valueOf(side, name) : undefined;
+    return own && repr !== undefined ? { ...own, repr } : own;
+  };
+  return { ...row, compared: { ...compared, a: valued("a", fqn), b: valued("b", compared.other ?? fqn) } };
 }
 
 /** One leaf per name: first those of A, then those that only B has. Entries of B are numbered after those of A. */
@@ -56,7 +70,7 @@ export class ComparisonTree {
   }
 
   get count(): number { return this.#tree.count; }
-  rows(first: number, count: number): Row[] { return this.#tree.rows(first, count); }
+  rows(first: number, count: number): Row[] { return this.#tree.rows(first, count).map((row) => withValues(row, this.sides)); }
   act(node: number, act: Act): number { return this.#tree.act(node, act); }
   find({ fqn, isOnlyInB }: { fqn: string; isOnlyInB: boolean }): { entry: number; compared: Compared } | undefined {
     const leaf = this.#leaves.find((l) => l.fqn === fqn && (l.compared?.mark === "only-b") === isOnlyInB);

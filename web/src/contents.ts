@@ -31,6 +31,12 @@ const MOST_VALUE = 60, MOST_READ = 4096, MOST_BOXES = 64;
 /** Returns the document of an object, whose value may have to be read, or undefined if that costs too much. */
 export type DocumentOf = (entry: number) => string | undefined;
 
+/** Returns the value of an object as Python writes it, cut for a row. Undefined if it is not known or too long to read. */
+export function valueInRow(document: string | undefined): string | undefined {
+  const text = document !== undefined && document.length <= MOST_READ ? objectText(document)?.replace(/\s+/g, " ") : undefined;
+  return text !== undefined && text.length > MOST_VALUE ? `${text.slice(0, MOST_VALUE - 1)}…` : text;
+}
+
 /** Adds to the row of an entry what its other columns show: the value of an object, and how a tensor is divided. */
 function describedRow(row: Row, checkpoint: Listed, objectOf: DocumentOf): Row {
   if (row.entry === undefined || (row.kind === "tensor" && row.chunks < 2)) return row;
@@ -38,8 +44,8 @@ function describedRow(row: Row, checkpoint: Listed, objectOf: DocumentOf): Row {
     const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry: row.entry })) as { entries: Detail[] };
     return isDense(detail) ? { ...row, sharding: shardingOf(detail.shape, detail.chunks, MOST_BOXES) } : row;
   }
-  const document = objectOf(row.entry), text = document !== undefined && document.length <= MOST_READ ? objectText(document)?.replace(/\s+/g, " ") : undefined;
-  return text === undefined ? row : { ...row, value: text.length > MOST_VALUE ? `${text.slice(0, MOST_VALUE - 1)}…` : text };
+  const value = valueInRow(objectOf(row.entry));
+  return value === undefined ? row : { ...row, value };
 }
 
 const leafOf = ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level }: EntryRow): Leaf =>

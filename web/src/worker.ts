@@ -4,7 +4,7 @@ import { Tessera, TesseraError, type Checkpoint, type InspectDocument, type MapO
 import { aboutOf } from "./about";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
-import { Contents, leavesOf, MOST_SORTED, namesMatching, type DocumentOf } from "./contents";
+import { Contents, leavesOf, MOST_SORTED, namesMatching, valueInRow, type DocumentOf } from "./contents";
 import type { Elements } from "./elements";
 import type { Leaf } from "./entry_tree";
 import { checkLoad } from "./expected";
@@ -147,7 +147,7 @@ function markEntries(open: Open, overview: Overview, list: Findings["list"], all
 }
 
 /** Reads objects for what is shown unasked. At a URL, each of them could be a request, so only what was fetched already is used. */
-const objectsOf = ({ checkpoint, opening }: Open): DocumentOf => {
+const objectsOf = ({ checkpoint, opening }: { readonly checkpoint: MappedCheckpoint; readonly opening: Opening }): DocumentOf => {
   const read = (entry: number) => checkpoint.document("entry", { entry });
   return opening.files.some(isRemote) ? (entry) => withoutRequests(() => read(entry)) : read;
 };
@@ -225,6 +225,13 @@ function withValues(a: MappedCheckpoint, b: Checkpoint, pair: Diff["renamed"][nu
 /** Without a tolerance values are compared bit by bit. */
 const toleranceOf = ({ atol, rtol }: Tolerance): Partial<Tolerance> => atol || rtol ? { atol, rtol } : {};
 
+/** Returns what is known of an entry, with the value of an object as Python writes it. */
+function detailOf(checkpoint: MappedCheckpoint, entry: number): Detail {
+  const document = checkpoint.document("entry", { entry }), { entries: [detail] } = JSON.parse(document) as { entries: Detail[] };
+  if (!detail) throw new TesseraError("the entry is gone", "page", undefined);
+  return isDense(detail) || detail.per_rank ? detail : { ...detail, text: objectText(document, true) };
+}
+
 /** Returns where the bytes of an entry are, as text. */
 function placeOf(checkpoint: MappedCheckpoint, fqn: string): string {
   const entry = checkpoint.find(fqn);
@@ -300,9 +307,7 @@ const handlers: Handlers = {
     return opened("a").checkpoint.canonicalize(map);
   },
   async entry({ entry, map }) {
-    const document = (await ofA({ map })).document("entry", { entry }), { entries: [detail] } = JSON.parse(document) as { entries: Detail[] };
-    if (!detail) throw new TesseraError("the entry is gone", "page", undefined);
-    return isDense(detail) || detail.per_rank ? detail : { ...detail, text: objectText(document, true) };
+    return detailOf(await ofA({ map }), entry);
   },
   async slice({ entry, fqn, slice, map }) {
     const a = await ofA({ map });
@@ -311,7 +316,7 @@ const handlers: Handlers = {
   },
   entryOfB({ fqn }) {
     const { checkpoint } = opened("b"), entry = checkpoint.find(fqn);
-    return entry === undefined ? null : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0] ?? null;
+    return entry === undefined ? null : detailOf(checkpoint, entry);
   },
   async measure({ pairs, map }) {
     const sides = [await ofA({ map }), opened("b").checkpoint] as const;
@@ -373,7 +378,12 @@ const handlers: Handlers = {
     if (canonical) await prepared();
     const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
     const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
-    const tree = lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, measures, sort, text);
+    const objects = { a: objectsOf({ ...opened("a"), checkpoint: sides[0] }), b: objectsOf(opened("b")) };
+    const valueOf = (side: Side, fqn: string) => {
+      const entry = sides[side === "a" ? 0 : 1].find(fqn);
+      return entry === undefined ? undefined : valueInRow(objects[side](entry));
+    };
+    const tree = lists.compare = new ComparisonTree({ a, b, valueOf, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, measures, sort, text);
     return { rows: tree.count, dtypes: [...new Set([...a, ...b].flatMap((leaf) => leaf.dtypes))], chosen: chosen && tree.find(chosen) };
   },
   optimizers() {
