@@ -5,6 +5,7 @@ import http from "node:http";
 import os from "node:os";
 import path from "node:path";
 import { pick, rowsOf, samples, view } from "./browser.mjs";
+import { tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo, openSample } from "./views.mjs";
 
@@ -266,6 +267,23 @@ async function testFigures(page, scratch) {
     await page.locator(".map .chunk.away").waitFor();
     check(/away/.test(await page.locator(".map .chunk.away").evaluate((e) => getComputedStyle(e).fill)), "it has a colour");
     check(await page.locator("table.values, section[aria-label=Values] .trouble").count() === 0, "values were read that nobody asked for");
+  });
+  await test("of a tensor with a hole, values of a chunk are shown, and of chunks that overlap it is said that none can be read", async () => {
+    await open(page, path.join(samples, "broken_dcp_hole"));
+    await row(page, "weight").click();
+    const { chunks: [{ sizes }] } = JSON.parse(tessera("inspect", path.join(samples, "broken_dcp_hole"), "--include", "weight", "--json")).entries[0];
+    await page.locator("table.values td").first().waitFor();
+    check(await page.locator("table.values tbody td").count() === sizes[0] * sizes[1], await page.locator("table.values").innerText());
+    check(await page.getByLabel("Slice", { exact: true }).inputValue() === "0:3,:", await page.getByLabel("Slice", { exact: true }).inputValue());
+    const ofAll = page.locator("section[aria-label=Values]").locator("button, dt").filter({ hasText: /^(Statistics|std$)/ }), trouble = page.locator("aside .trouble");
+    check(await ofAll.count() === 0 && await trouble.count() === 0, "statistics of the whole tensor are offered, or were tried");
+    await row(page, "bias").click();
+    await page.locator("aside h2", { hasText: /^bias$/ }).waitFor();
+    await ofAll.first().waitFor();
+    await open(page, path.join(samples, "broken_dcp_overlap"));
+    await row(page, "weight").click();
+    await page.getByText("They cannot be read, because its chunks overlap.").waitFor();
+    check(await page.getByRole("button", { name: "Show values" }).count() === 0, "values are offered");
   });
   await test("values are shown without asking, with indices, four digits and the exact ones on hover", async () => {
     const file = made(scratch, "values.safetensors", { big: ["float32", [3, 100, 70], count(21000, (i) => i / 7)], z: ["complex64", [2], [1, 2, 3.5, -4]], n: ["float32", [3], [1, NaN, Infinity]], one: ["int64", [1], [123456789]] });

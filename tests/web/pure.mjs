@@ -98,6 +98,13 @@ export async function testPure() {
       [[4, 3], [halves[0], { ...halves[1], file: null }], true, "the chunks would cover every element once; 6 of 12 elements are missing"], [[4, 3], [halves[0]], true, "some elements are not in any chunk (red)"], [[0, 3], [], true, "the tensor has no elements"]];
     for (const [shape, chunks, isSound, want] of rows) check(of(shape, chunks, isSound) === want, `${JSON.stringify(chunks)}: ${of(shape, chunks, isSound)}`);
   });
+  await test("the slice that is shown first is in what can be read", async () => {
+    const { firstSlice, readableOf } = await load("slice.ts"), of = (shape, ...chunks) => { const detail = { shape, chunks: chunks.map((c) => ({ file: "x", ...c })) }; return `${firstSlice(detail)} ${readableOf(detail)?.isAll}`; };
+    const at = (offsets, sizes) => ({ offsets, sizes }), top = at([0, 0], [2, 3]), bottom = at([2, 0], [2, 3]);
+    const rows = [[[[4, 3], top, bottom], ":,: true"], [[[4, 3], bottom], "2:4,: false"], [[[4, 3], at([1, 0], [2, 3]), top], ":,: undefined"], [[[4, 3], at([1, 0], [1, 3]), top, at([3, 0], [1, 3])], "3:4,: false"],
+      [[[4, 3], at([0, 0], [0, 3]), { ...top, file: null }, at([2, 0], [1, 3])], "2:3,: false"], [[[2, 200, 70], at([1, 100, 0], [1, 100, 70])], "1,100:164,0:64 false"], [[[]], " undefined"], [[[], at([], [])], " true"]];
+    for (const [[shape, ...chunks], want] of rows) check(of(shape, ...chunks) === want, `${JSON.stringify([shape, ...chunks])}: ${of(shape, ...chunks)} instead of ${want}`);
+  });
   await test("slices cover every element once, and none is larger than asked", async () => {
     const { slicesOf } = await load("tensor_equality.ts"), { elementsOfSlice } = await load("slice.ts"), next = random(11);
     for (let round = 0; round < 200; round++) {

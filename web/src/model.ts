@@ -12,7 +12,7 @@ import { isDense, type About, type Compared, type Detail, type DiffOptions, type
 import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
-import { elementsOfSlice, firstSlice, MOST_SLICE } from "./slice";
+import { elementsOfSlice, firstSlice, MOST_SLICE, readableOf } from "./slice";
 import { absentText, exactText, missingText } from "./text";
 import { troubleOf } from "./trouble";
 
@@ -362,10 +362,11 @@ export class Model {
     if (this.selected === selected) void this.#readAhead(selected);
   }
 
-  /** Returns what a tensor lacks, or "": the files that are absent, of A unless those of B are given, and chunks without a file. */
-  lackOf({ chunks }: TensorDetail, absent = this.opened?.overview.absent ?? []): string {
-    const files = new Set(chunks.map(({ file }) => file)), missing = chunks.filter(({ file }) => file === null).length, away = absent.filter((name) => files.has(name)).length;
-    return [away && absentText(away), missing && missingText(missing)].filter(Boolean).join(" and ");
+  /** Returns why no value of a tensor can be read, or "": files that are absent, of A unless those of B are given, chunks without a file, or chunks
+   *  that overlap. */
+  lackOf(detail: TensorDetail, absent = this.opened?.overview.absent ?? []): string {
+    const { chunks } = detail, files = new Set(chunks.map(({ file }) => file)), missing = chunks.filter(({ file }) => file === null).length, away = absent.filter((name) => files.has(name)).length;
+    return [away && absentText(away), missing && missingText(missing)].filter(Boolean).join(" and ") || (readableOf(detail) ? "" : "its chunks overlap");
   }
 
   /** Reads the first values, and statistics if they were asked for before, where that is little. */
@@ -373,8 +374,8 @@ export class Model {
     const { detail, map } = selected, { opening, opened } = this;
     if (!isDense(detail) || map.map !== undefined || !opening || !opened) return;
     if (this.lackOf(detail) || !isCheap(detail, opening)) return;
-    await this.readSlice(firstSlice(detail.shape), false);
-    if (this.selected === selected && this.#wantsTally && !isRemote(opening)) await this.tally();
+    await this.readSlice(firstSlice(detail), false);
+    if (this.selected === selected && this.#wantsTally && readableOf(detail)?.isAll && !isRemote(opening)) await this.tally();
   }
 
   /** Chooses an entry that only B has. */

@@ -1,9 +1,32 @@
 /** The text of a slice, as between the brackets of `tessera get`. Pure. */
+import type { Chunk, TensorDetail } from "./protocol";
+import { shardMap } from "./shardmap";
+
 export const MOST_SLICE = 1 << 22;
 
-/** Returns the slice that is shown first: a corner of the last two dimensions. */
-export function firstSlice(shape: readonly number[], side = 64): string {
-  return shape.map((size, d) => d + 2 >= shape.length ? (size > side ? `0:${side}` : ":") : "0").join(",");
+/** A box of which every element is in one chunk. */
+interface Readable { readonly offsets: readonly number[]; readonly sizes: readonly number[]; readonly isAll: boolean }
+/** Of a tensor with more chunks, only these are searched for one that can be read. */
+const MOST_SEARCHED = 64;
+
+const overlap = (a: Chunk, b: Chunk): boolean => a.offsets.every((at, d) => Math.max(at, b.offsets[d] ?? 0) < Math.min(at + (a.sizes[d] ?? 0), (b.offsets[d] ?? 0) + (b.sizes[d] ?? 0)));
+
+/** Returns what can be read of a tensor: all of it, or if its chunks leave holes or overlap, the first chunk that overlaps no other. Undefined
+ *  if there is none. */
+export function readableOf({ shape, chunks }: TensorDetail): Readable | undefined {
+  const { gaps, overlaps } = shardMap(shape, chunks);
+  if (gaps.length + overlaps.length === 0) return { offsets: shape.map(() => 0), sizes: shape, isAll: true };
+  const found = chunks.slice(0, MOST_SEARCHED).find((c) => c.file !== null && c.sizes.every((size) => size > 0) && !chunks.some((other) => other !== c && overlap(c, other)));
+  return found && { ...found, isAll: false };
+}
+
+/** Returns the slice that is shown first: a corner of the last two dimensions of what can be read. */
+export function firstSlice(detail: TensorDetail, side = 64): string {
+  const { shape } = detail, { offsets, sizes } = readableOf(detail) ?? { offsets: [], sizes: shape };
+  return alongText(shape.map((_, d) => {
+    const from = offsets[d] ?? 0;
+    return d + 2 >= shape.length ? { from, to: from + Math.min(side, sizes[d] ?? 0) } : { at: from };
+  }), shape);
 }
 
 const bound = (text: string | undefined, otherwise: number, size: number): number => {

@@ -106,7 +106,7 @@ function Steppers({ shape, along, go }: { shape: readonly number[]; along: reado
 
 export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
   const model = useModel(), { selected, opening } = model, elements = selected?.elements, { shape } = detail;
-  const [text, setText] = useState(firstSlice(shape));
+  const [text, setText] = useState(firstSlice(detail));
   const along = selected?.slice === undefined ? undefined : alongOf(selected.slice, shape), name = detail.fqn.replace(/[^\w.-]+/g, "_");
   const isShown = elements !== undefined && selected?.slice === text && !selected.valuesTrouble, npy = isShown && npyOf(elements);
   const go = (to: string) => { setText(to); void model.readSlice(to); };

@@ -6,7 +6,7 @@ import { differencesOf, type Differences } from "../differences";
 import type { Elements } from "../elements";
 import { isCheap } from "../model";
 import { isDense, type Compared, type Detail, type DiffOptions, type TensorDetail, type Trouble } from "../protocol";
-import { alongOf, elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
+import { alongOf, elementsOfSlice, firstSlice, MOST_SLICE, readableOf } from "../slice";
 import { exactText, realText, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
@@ -47,13 +47,13 @@ const MOST_CELLS = [8, 6] as const;
  *  that is little. */
 function Values({ a, b, map }: { a: TensorDetail | undefined; b: TensorDetail; map: DiffOptions["map"] }): JSX.Element | null {
   const model = useModel(), { comparison } = model.comparing, isOne = a?.shape.join() === b.shape.join();
-  const [slice, setSlice] = useState(firstSlice(b.shape)), [found, setFound] = useState<Found>(), [trouble, setTrouble] = useState<Trouble>();
+  const [slice, setSlice] = useState(firstSlice(isOne && a && !readableOf(a)?.isAll ? a : b)), [found, setFound] = useState<Found>(), [trouble, setTrouble] = useState<Trouble>();
   const lack = a && model.lackOf(a) || model.lackOf(b, comparison?.absent);
   const show = async (isAsked: boolean) => {
     setTrouble(undefined);
     const count = isOne ? elementsOfSlice(slice, b.shape) : 0;
     if (count !== undefined && count > MOST_SLICE) return setTrouble({ message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" });
-    const wanted = ({ fqn, shape }: TensorDetail) => ({ fqn, slice: (isOne ? slice : firstSlice(shape)).trim() || undefined });
+    const wanted = (side: TensorDetail) => ({ fqn: side.fqn, slice: (isOne ? slice : firstSlice(side)).trim() || undefined });
     try {
       const read = await model.client.call("slices", { a: a && wanted(a), b: wanted(b), map });
       setFound({ ...read, slice, differences: isOne && read.a && read.b ? differencesOf(read.a, read.b) : undefined });
@@ -91,5 +91,5 @@ function factsOfDifferences({ differing, count, apart, largest, relative, cosine
 function Corner({ name, detail, found, isOne }: { name: "A" | "B"; detail: TensorDetail | undefined; found: Found; isOne: boolean }): JSX.Element {
   const [own, other] = name === "A" ? [found.a, found.b] : [found.b, found.a];
   if (!own || !detail) return <div />;
-  return <div><StatisticsLine elements={own} isWhole={own.shape.reduce((x, y) => x * y, 1) === detail.shape.reduce((x, y) => x * y, 1)} /><Grid elements={own} along={alongOf(isOne ? found.slice : firstSlice(detail.shape), detail.shape)} label={`Slice of ${name}`} most={MOST_CELLS} against={isOne ? other : undefined} /></div>;
+  return <div><StatisticsLine elements={own} isWhole={own.shape.reduce((x, y) => x * y, 1) === detail.shape.reduce((x, y) => x * y, 1)} /><Grid elements={own} along={alongOf(isOne ? found.slice : firstSlice(detail), detail.shape)} label={`Slice of ${name}`} most={MOST_CELLS} against={isOne ? other : undefined} /></div>;
 }

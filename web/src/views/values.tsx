@@ -1,6 +1,7 @@
 /** Values on demand: a slice of the tensor, and the statistics and the histogram of the whole tensor. */
 import type { JSX } from "preact";
 import type { Tally, TensorDetail } from "../protocol";
+import { readableOf } from "../slice";
 import { bytesText, exactText, realText } from "../text";
 import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
@@ -38,7 +39,7 @@ export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
   return (
     <section aria-label={title}>
       <h3>{title}</h3>
-      {!isWhole && detail.shape.some((size) => size !== 1) && <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>}
+      {!isWhole && detail.shape.some((size) => size !== 1) && readableOf(detail)?.isAll && <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>}
       {selected?.tallyTrouble && <TroubleBox trouble={selected.tallyTrouble} />}
       {tally && <TallyView tally={tally} />}
       <SliceView detail={detail} />
