@@ -38,7 +38,7 @@ async function testForms(page) {
   await test("what Convert would write is not that of the answers before", async () => {
     await openSample(page, "dcp_tp_fsdp2");
     await goTo(page, "Convert…");
-    const box = page.locator("section[aria-label=Save] .current"), before = "dcp_tp_fsdp2-safetensors.safetensors.objects.json";
+    const box = page.locator("section[aria-label=Save] .current"), before = "dcp_tp_fsdp2.safetensors.objects.json";
     await box.locator("table", { hasText: before }).waitFor();
     await holding(page, "previewWriting", () => page.getByRole("radio", { name: "Weights only" }).check(), async () => {
       await expectOlder(box, "Deciding what to write …");

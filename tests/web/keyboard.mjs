@@ -245,7 +245,7 @@ async function testViewsByKeys(page) {
     await tabTo(page, "Form");
     await page.keyboard.type("torch.save");
     await page.locator("td", { hasText: ".pt" }).first().waitFor();
-    await saved("dcp_fsdp2-torch.pt");
+    await saved("dcp_fsdp2.pt");
   });
   await test("Reshard: a number of ranks, and the files are saved", async () => {
     await tab(page, "Reshard");

@@ -105,6 +105,14 @@ export async function testPure() {
       [[[4, 3], at([0, 0], [0, 3]), { ...top, file: null }, at([2, 0], [1, 3])], "2:3,: false"], [[[2, 200, 70], at([1, 100, 0], [1, 100, 70])], "1,100:164,0:64 false"], [[[]], " undefined"], [[[], at([], [])], " true"]];
     for (const [[shape, ...chunks], want] of rows) check(of(shape, ...chunks) === want, `${JSON.stringify([shape, ...chunks])}: ${of(shape, ...chunks)} instead of ${want}`);
   });
+  await test("a name that is proposed differs from the checkpoint's own, and has no word twice", async () => {
+    const { convertedName, fileName } = await load("convert_form.ts");
+    const rows = [["model.safetensors", "safetensors", true, "model-converted.safetensors"], ["model.safetensors", "torch", true, "model.pt"], ["runs/step_7", "safetensors", true, "step_7.safetensors"], ["step_7", "dcp", false, "step_7-dcp"], ["model.pt", "safetensors", false, "model-safetensors"], ["rank_0.pt", "torch", true, "rank_0-converted.pt"], ["", "torch", true, "checkpoint.pt"]];
+    for (const [title, to, isOne, want] of rows) {
+      const name = convertedName(title, to, isOne), got = isOne ? fileName(name, to) : name;
+      check(got === want, `${title} to ${to}: ${got} instead of ${want}`);
+    }
+  });
   await test("slices cover every element once, and none is larger than asked", async () => {
     const { slicesOf } = await load("tensor_equality.ts"), { elementsOfSlice } = await load("slice.ts"), next = random(11);
     for (let round = 0; round < 200; round++) {

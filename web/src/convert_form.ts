@@ -116,5 +116,14 @@ const EXTENSIONS: Readonly<Partial<Record<Form, string>>> = { safetensors: ".saf
 /** Returns the name of the only file. */
 export const fileName = (name: string, to: Form): string => name + (EXTENSIONS[to] ?? "");
 
+const lastOf = (title: string): string => title.split("/").pop() ?? "";
+const stemOf = (title: string): string => lastOf(title).replace(/\.(safetensors|pt|pth|bin|ckpt|json)$/, "") || "checkpoint";
+
 /** Suggests a name for something made from a checkpoint. */
-export const nameFor = (title: string, suffix: string): string => `${(title.split("/").pop() ?? "").replace(/\.(safetensors|pt|pth|bin|ckpt|json)$/, "") || "checkpoint"}-${suffix}`;
+export const nameFor = (title: string, suffix: string): string => `${stemOf(title)}-${suffix}`;
+
+/** Suggests a name for what a conversion writes: that of the checkpoint, if an extension tells the two apart. */
+export function convertedName(title: string, to: Form, isOne: boolean): string {
+  const stem = stemOf(title), file = fileName(stem, to);
+  return !isOne || file === stem ? nameFor(title, to) : file === lastOf(title) ? nameFor(title, "converted") : stem;
+}

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { NO_SOURCE } from "../command";
-import { convertCommand, CONVERT_START, DTYPES, fileName, formOf, FORMS, formText, HUGGING_FACE, nameFor, OBJECTS, optionsOf, QUANTIZED, type Convertible, type ConvertForm } from "../convert_form";
+import { convertCommand, convertedName, CONVERT_START, DTYPES, fileName, formOf, FORMS, formText, HUGGING_FACE, OBJECTS, optionsOf, QUANTIZED, type Convertible, type ConvertForm } from "../convert_form";
 import { CANONICAL, CHECKSUMS, convertFields, EXCEPT, EXPANSION, FOR_TORCH, IGNORE_CRC, MEMORY, MODULES, PREFIX, RAW_CAST, WORLD_SIZE } from "../field_names";
 import { lostOf } from "../lost";
 import { mapNamed, mapOptionsOf } from "../map_choice";
@@ -142,7 +142,7 @@ function convertibleOf({ weights, opened }: Model): Convertible | undefined {
 
 function Questions({ source }: { source: Convertible }): JSX.Element {
   const model = useModel(), opening = model.opening ?? NO_SOURCE, { title } = opening, form = model.convertForm ?? CONVERT_START, to = formOf(form, source);
-  const saving = model.converting, { preview } = saving, name = saving.name ?? nameFor(title, to), isOne = isSingle(preview);
+  const saving = model.converting, { preview } = saving, isOne = isSingle(preview), name = saving.name ?? convertedName(title, to, isOne);
   const options = optionsOf(form, source), writing: Writing = { what: "convert", options: { ...options, ...mapOptionsOf(model.mapChoice) } };
   const set: Set = (change) => { model.convertForm = { ...form, ...change }; model.changed(); };
   useEffect(() => {
