@@ -195,7 +195,7 @@ async function testObjects(page, scratch) {
   const CASES = [
     ["Everything", ["--objects", "sidecar"], undefined],
     ["Weights only", ["--objects", "drop", "--include", "model.**"], undefined],
-    ["Weights for Hugging Face", ["--max-shard-size", "5GB", "--objects", "drop", "--prefix", "model."], { left: "Left out: every tensor that is not below model., and 14 objects." }],
+    ["Weights for Hugging Face", ["--max-shard-size", "5GB", "--objects", "drop", "--prefix", "model."], { left: "Left out: every tensor whose name does not begin with “model.”, and 14 objects." }],
   ];
   for (const [answer, options, said] of CASES) {
     await test(`Convert: “${answer}” writes what ${options.join(" ")} writes, and says what it leaves out`, async () => {

@@ -38,7 +38,7 @@ interface Asked { readonly form: ConvertForm; readonly set: Set; readonly source
 
 function What({ form, set, source: { objects, weights: { prefix, others } } }: Asked): JSX.Element {
   const { opened } = useModel(), overview = opened?.overview, parameters = opened?.amounts.parameters;
-  const weights = [parameters?.elements && `${amountText(parameters.elements, "parameter")}, ${bytesText(parameters.bytes)}`, prefix && `the tensors below ${visible(prefix)}`, !prefix && others.length > 0 && `no ${others.map((glob) => visible(glob.replace(/\.\*\*$/, ""))).join(", ")}`].filter(Boolean).join("; ");
+  const weights = [parameters?.elements && `${amountText(parameters.elements, "parameter")}, ${bytesText(parameters.bytes)}`, prefix && `the tensors whose names begin with “${visible(prefix)}”`, !prefix && others.length > 0 && `no ${others.map((glob) => visible(glob.replace(/\.\*\*$/, ""))).join(", ")}`].filter(Boolean).join("; ");
   const choose = (what: ConvertForm["what"]) => () => set({ what });
   return (
     <fieldset>
@@ -123,7 +123,7 @@ function Texts({ to }: { to: ConvertForm["to"] }): JSX.Element | null {
 /** States what the answers leave out, before it is written. */
 function leftOut(form: ConvertForm, { objects, weights: { prefix, others } }: Convertible, decided: string | undefined, lost: number): string | undefined {
   const things = [
-    ...(form.what === "weights" ? prefix ? [`every tensor that is not below ${visible(prefix)}`] : others.map((glob) => visible(glob.replace(/\.\*\*$/, ""))) : []),
+    ...(form.what === "weights" ? prefix ? [`every tensor whose name does not begin with “${visible(prefix)}”`] : others.map((glob) => visible(glob.replace(/\.\*\*$/, ""))) : []),
     ...(decided === "drop" && objects ? [plural(objects, "object")] : []),
     ...(lost ? [`${plural(lost, "entry", "entries")} of the source whose bytes are lost`] : []),
   ];
