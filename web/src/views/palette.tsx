@@ -12,7 +12,8 @@ function Dialog({ label, close, focus, children }: { label: string; close: () =>
   useEffect(() => {
     const { current } = box, before = document.activeElement;
     current?.showModal();
-    return () => { current?.close(); if (!focus?.() && before instanceof HTMLElement) before.focus(); };
+    addEventListener("popstate", close); // Back may have led to another view
+    return () => { removeEventListener("popstate", close); current?.close(); if (!focus?.() && before instanceof HTMLElement) before.focus(); };
   }, []);
   return <dialog ref={box} aria-label={label} onCancel={(e) => { e.preventDefault(); close(); }} onClick={(e) => { if (e.target === box.current) close(); }}>{children}</dialog>;
 }

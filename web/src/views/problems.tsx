@@ -99,7 +99,7 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
     : `Metadata, headers and sizes were checked. No problems were found.${model.scan ? "" : " Values have not been read."}`; // what a scan found is below
   return (
     <section class="view" aria-label="Problems">
-      {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">{opened?.overview.missing_chunks ? "Every byte that is here was checked." : "Every byte was checked."}</p>}
+      <p role="status" class={groups.length ? "quiet" : ""}>{groups.length === 0 ? state : model.isDeep && (opened?.overview.missing_chunks ? "Every byte that is here was checked." : "Every byte was checked.")}</p>
       <p class="buttons">
         {!opened?.isMetadataOnly && !model.isDeep && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
         {absent === 0 && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}
