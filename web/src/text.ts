@@ -87,9 +87,9 @@ export function objectText(document: string, isWide = false): string | undefined
   return value === undefined ? repr && JSON.parse(repr) as string : pythonText(value, isWide);
 }
 
-export function realText(value: number | string): string {
+export function realText(value: number | string, digits = 6): string {
   if (typeof value === "string") return value;
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 1e6 || size < 1e-4 ? value.toExponential(4) : String(Number(value.toPrecision(6)));
+  return size >= 1e6 || size < 1e-4 ? value.toExponential(Math.min(4, digits - 1)) : String(Number(value.toPrecision(digits)));
 }

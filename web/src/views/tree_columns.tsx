@@ -60,15 +60,18 @@ function Change({ row: { compared, differing = 0 } }: { row: Row }): JSX.Element
 
 export const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
 
+/** Of numbers in rows; all of them are shown on hover. Cosines need more, because most are close to 1. */
+const DIGITS = 4;
+
 /** The largest difference between numbers. NaN on one side only, and the sign of zero, are differences without a size. */
-export const largestText = (maxAbs: Real): string => maxAbs === 0 ? "NaN or −0" : realText(maxAbs);
+const largestText = (maxAbs: Real): string => maxAbs === 0 ? "NaN or −0" : realText(maxAbs, DIGITS);
 
 /** The share of the elements that differ, as a bar, and the largest difference. */
 function Delta({ row }: { row: Row }): JSX.Element | null {
   const { compared } = row, elements = row.elements;
   if (!compared?.differing || !elements) return null;
   const share = Math.max(2, compared.differing / elements * 100), text = `${exactText(compared.differing)} of ${plural(elements, "value")} differ`;
-  return <><span class="bar delta" role="img" aria-label={text} title={text}><span style={{ width: `${Math.min(100, share)}%` }} /></span>{compared.maxAbs === undefined ? plural(compared.differing, "value") : largestText(compared.maxAbs)}</>;
+  return <><span class="bar delta" role="img" aria-label={text} title={text}><span style={{ width: `${Math.min(100, share)}%` }} /></span>{compared.maxAbs === undefined ? plural(compared.differing, "value") : <span title={realText(compared.maxAbs)}>{largestText(compared.maxAbs)}</span>}</>;
 }
 
 const COMPARE: readonly Column[] = [
@@ -82,7 +85,7 @@ const COMPARE: readonly Column[] = [
 function Measure({ row: { compared }, of }: { row: Row; of: "relative" | "cosine" }): JSX.Element | null {
   const measured = compared?.measured, value = measured?.[of];
   if (!measured) return null;
-  return <>{!isFinitePair(measured) && <span class="level error" title="NaN or infinite values, which are left out of this number">NaN</span>} {value === undefined || Number.isNaN(value) ? "–" : realText(value)}</>;
+  return <>{!isFinitePair(measured) && <span class="level error" title="NaN or infinite values, which are left out of this number">NaN</span>} {value === undefined || Number.isNaN(value) ? "–" : <span title={realText(value)}>{of === "cosine" ? realText(value) : realText(value, DIGITS)}</span>}</>;
 }
 
 /** With measures, what each side is has room only in a wide list. */
