@@ -11,7 +11,9 @@ import { TroubleBox } from "./parts";
 
 const METRICS: readonly (readonly [Metric, string])[] = [["norm", "Norm"], ["std", "Standard deviation"], ["nan", "NaN and infinity"]];
 const MOST = 400;
-const shade = (value: number, [low, high]: readonly [number, number]): number => high > low ? Math.round((value - low) / (high - low) * 100) : 0;
+/** The least range of a scale, as a share of the largest number: smaller changes are fainter than a full scale. */
+const LEAST_RANGE = 0.1;
+const shade = (value: number, [low, high]: readonly [number, number]): number => high > low ? Math.round((value - low) / Math.max(high - low, LEAST_RANGE * Math.abs(high)) * 100) : 0;
 
 /** Each row has its own scale, so that a layer that changes from step to step is seen whatever the size of the others. */
 function Cells({ row, metric }: { row: LayerRow; metric: Metric }): JSX.Element {
