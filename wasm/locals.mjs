@@ -15,6 +15,16 @@ const AFTER_FC = [0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 1]; // the conversions that s
 const LOCAL = { get: 0x20, tee: 0x22 }, MEMORY = { first: 0x28, last: 0x3e }, TABLE_OF_BRANCHES = 0x0e, PLAIN = { first: 0x45, last: 0xc4 };
 const ALONE = new Set([0x00, 0x01, 0x05, 0x0b, 0x0f, 0x1a, 0x1b]); // unreachable, nop, else, end, return, drop, select
 
+/** Instructions on 128 bits, by the number after their first byte: loads and stores, constants and shuffles, which have 16 bytes, and those that name
+ *  a lane. */
+const VECTOR = { prefix: 0xfd, lastOfMemory: 11, literal: [12, 13], lanes: [21, 34], memoryLanes: [84, 91], zero: [92, 93] };
+function skipVector(r, number) {
+  const isIn = ([first, last]) => number >= first && number <= last, hasPlace = number <= VECTOR.lastOfMemory || isIn(VECTOR.memoryLanes) || isIn(VECTOR.zero);
+  if (hasPlace) r.u32(), r.u32();
+  if (isIn(VECTOR.literal)) r.at += 16;
+  if (isIn(VECTOR.lanes) || isIn(VECTOR.memoryLanes)) r.at++;
+}
+
 /** Reads past what follows the first byte of an instruction other than those that name a local variable. */
 function skipRest(r, first) {
   const numbers = (count) => { for (; count > 0; count--) while (r.byte() & 128); };
@@ -22,6 +32,7 @@ function skipRest(r, first) {
   else if (BYTES.has(first)) r.at += BYTES.get(first);
   else if (first >= MEMORY.first && first <= MEMORY.last) numbers(2);
   else if (first === TABLE_OF_BRANCHES) numbers(r.u32() + 1);
+  else if (first === VECTOR.prefix) skipVector(r, r.u32());
   else if (first === 0xfc && r.bytes[r.at] < AFTER_FC.length) numbers(AFTER_FC[r.u32()]);
   else if (!ALONE.has(first) && !(first >= PLAIN.first && first <= PLAIN.last)) throw new Error(`unknown instruction ${first} at byte ${r.at - 1} of a function`);
 }

@@ -19,7 +19,7 @@ import { withDataPlaced } from "./place.mjs";
 
 const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
 const NAMES = names === "--names" ? ["-g"] : [];
-const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-float-to-int"].map((name) => `--enable-${name}`);
+const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-float-to-int", "simd"].map((name) => `--enable-${name}`);
 // Control flow that is rebuilt from flat code is 0.4 % smaller than what the compiler produces. Writing and reading the
 // module again saves another 0.5 %. Engines ignore the alignment that a load or store states. If it is always the same
 // (--dealign), gzip finds less that differs.

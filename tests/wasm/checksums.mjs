@@ -3,7 +3,7 @@
 import { check, test } from "../support/harness.mjs";
 import { expandedFile } from "./torch_files.mjs";
 
-const LENGTHS = [4, 20, 4796, 4800, 9596, 9600, 9604, 14684, 14688, 14692, 24988, 131068, 131072, 131076, 393220];
+const LENGTHS = [4, 20, 4796, 4800, 9596, 9600, 9604, 14684, 14688, 14692, 19196, 19200, 19204, 21884, 21888, 21892, 24988, 131068, 131072, 131076, 393220];
 
 export function testChecksums({ tessera }) {
   const findingsOf = (bytes) => {
