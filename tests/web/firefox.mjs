@@ -3,9 +3,10 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
+import { spawnSync } from "node:child_process";
 import { createRequire } from "node:module";
 import { PATIENCE, root, samples, serve } from "./browser.mjs";
-import { tessera } from "./files.mjs";
+import { expectSame, filesBelow, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 
 const require = createRequire(path.join(root, "web/package.json"));
@@ -95,6 +96,53 @@ async function testPage(page, url, scratch) {
     tessera("convert", path.join(samples, "dcp_tp_fsdp2"), to, "--to", "torch");
     const bytes = await taken();
     check(bytes.equals(fs.readFileSync(to)), `${bytes.length} bytes instead of ${fs.statSync(to).size}, or other ones`);
+  });
+  await test("Firefox shows values and statistics of a tensor, which it finds by the palette", async () => {
+    await openSample(page, url, "dcp_tp_fsdp2");
+    await page.keyboard.down("Control");
+    await page.keyboard.press("k");
+    await page.keyboard.up("Control");
+    await shown(page, "dialog[open] [role=option]", "Contents");
+    await page.keyboard.type("block.down.weight");
+    await shown(page, "dialog[open] [role=option]", "model.block.down.weight");
+    await click(page, "dialog[open] [role=option]", "model.block.down.weight");
+    await shown(page, "aside h2", "weight"); // a name has places where a line may end
+    await shown(page, "aside table.values td");
+    const { chunks } = JSON.parse(tessera("inspect", path.join(samples, "dcp_tp_fsdp2"), "--include", "model.block.down.weight", "--json")).entries[0];
+    await shown(page, "aside section[aria-label='Shard map']", `${chunks.length} chunks`);
+    check(await page.evaluate(() => document.querySelectorAll("aside table.values tbody td").length) === 64, "8 × 8 values");
+    await click(page, "aside button", "Statistics and histogram");
+    await shown(page, "aside dt", "std");
+  });
+  await test("Firefox plans a reshard and writes its files, as a zip", async () => {
+    await click(page, "#tab-reshard");
+    await shown(page, "section[aria-label=Save] td", ".distcp");
+    const taken = await watchDownloads(page);
+    await click(page, "section[aria-label=Save] button", "Save…");
+    await shown(page, ".written");
+    const zip = path.join(scratch, "resharded.zip"), to = path.join(scratch, "resharded"), native = path.join(scratch, "native");
+    fs.writeFileSync(zip, await taken());
+    const p = spawnSync("python3", ["-m", "zipfile", "-e", zip, to], { encoding: "utf8" });
+    check(p.status === 0, p.stderr);
+    const options = (await page.evaluate(() => document.querySelector(".command code").textContent)).replace(/^.*?(?= --)/, "").trim().split(/\s+/).map((word) => word.replace(/^'|'$/g, ""));
+    tessera("reshard", path.join(samples, "dcp_tp_fsdp2"), native, ...options);
+    const [made] = fs.readdirSync(to);
+    expectSame(filesBelow(path.join(to, made)), filesBelow(native));
+  });
+  await test("Firefox says of a broken file what is wrong, and opens the next", async () => {
+    const damaged = path.join(samples, "broken_safetensors_truncated/model.safetensors"), refused = path.join(samples, "broken_dcp_metadata_truncated/.metadata");
+    await page.goto(url);
+    const choose = async (...files) => {
+      await shown(page, ".drop button", "Choose files…");
+      const inputs = await page.$$(".drop input[type=file]");
+      await inputs.at(-1).uploadFile(...files);
+    };
+    await choose(refused);
+    await shown(page, ".trouble strong", ".metadata");
+    await shown(page, ".trouble", "Code: ");
+    await choose(damaged);
+    await shown(page, ".banner", "damaged");
+    await openSample(page, url, "dcp_fsdp2");
   });
   await test("nothing breaks the page in Firefox", () => check(broken.length === 0, broken.join("; ")));
 }

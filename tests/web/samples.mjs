@@ -41,6 +41,45 @@ async function testOverview(page, target, { findings }) {
   check(/^Structure OK/.test(verdict) === (bad === 0), `'${verdict}' for ${bad} errors and warnings`);
 }
 
+const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
+/** The size that the command prints for so many bytes: binary units, with one digit. */
+function sizeText(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB"], at = bytes < 1024 ? 0 : Math.min(3, Math.floor(Math.log2(bytes) / 10));
+  return at === 0 ? `${bytes} B` : `${(bytes / 1024 ** at).toFixed(1)} ${units[at]}`;
+}
+
+/** The header's sentence, the rows that are drawn, and the totals of a filter have the numbers of the document of `inspect`. */
+async function testNumbers(page, target) {
+  const { summary, entries } = JSON.parse(spawnSync(native, ["inspect", target, "--json"], { encoding: "utf8", maxBuffer: 1 << 28 }).stdout), about = await page.locator(".about").textContent();
+  const dtypes = [...new Set([...Object.keys(summary.dtypes), ...entries.flatMap((e) => e.kind === "tensor" && e.dtype ? [e.dtype] : [])])], named = about.split(" · ").at(-1).split(/, | and /);
+  if (summary.bytes > 0) check(about.split(" · ").includes(sizeText(summary.bytes)), `'${about}' does not have ${sizeText(summary.bytes)}`);
+  if (dtypes.length) check(named.filter((text) => dtypes.includes(text)).length === Math.min(2, dtypes.length) && (dtypes.length < 3 || about.endsWith(` and ${dtypes.length - 2} more`)), `'${about}' for ${dtypes}`);
+  const left = entries.map((e) => [e.fqn, e.kind === "tensor" && !e.per_rank ? `${e.shape.length ? e.shape.join(" × ") : "scalar"} | ${e.dtype} | ${sizeText(e.bytes)}` : undefined, e.per_rank ? "per rank" : e.kind]);
+  for (const text of await page.locator(".window .row:not(.group)").evaluateAll((rows) => rows.filter((r) => r.children.length > 3).map((r) => [r.querySelector(".text")?.textContent, [...r.children].slice(1, 4).map((c) => c.textContent.trim()).join(" | ")]))) {
+    const [name, cells] = text, at = left.findIndex(([fqn, want, kind]) => (shown(fqn || "(empty name)") === name || shown(fqn).endsWith(`.${name}`)) && (want === undefined ? cells.split(" | ").some((cell) => cell.endsWith(kind)) : want === cells));
+    check(at >= 0 || name === undefined, `the row '${name} | ${cells}' is of no entry: ${JSON.stringify(left.filter(([fqn]) => shown(fqn).endsWith(name)))}`);
+    left.splice(at, 1);
+  }
+  await page.getByLabel("Filter").fill("kind:tensor");
+  await page.locator(".filter [role=status]", { hasText: new RegExp(`^${grouped(summary.tensors)} match(es)?\\b`) }).waitFor();
+  const totals = await page.locator(".filter [role=status]").textContent();
+  if (summary.tensors > 0 && !entries.some((e) => e.per_rank)) check((summary.elements >= 1000 || totals.includes(` · ${summary.elements} element`)) && totals.endsWith(` · ${sizeText(summary.bytes)}`), `'${totals}' for ${JSON.stringify(summary)}`);
+  await page.getByLabel("Filter").fill("");
+}
+
+/** The table of files has the names and the sizes of the files. */
+async function testFiles(page, target) {
+  await page.getByRole("tab", { name: "Files" }).click();
+  const table = page.locator("[aria-label='File table'] tbody tr");
+  await page.getByRole("region", { name: "File table" }).waitFor();
+  const isFile = fs.statSync(target).isFile(), rows = await table.evaluateAll((l) => l.map((r) => [r.querySelector("button")?.textContent ?? r.cells[0].textContent, [...r.cells].slice(1).map((c) => c.textContent)]));
+  for (const [name, cells] of rows) {
+    const file = isFile ? target : path.join(target, name);
+    if (!fs.existsSync(file)) continue; // absent, which the table of findings says
+    check(cells.includes(sizeText(fs.statSync(file).size)), `${name}: ${cells} instead of ${sizeText(fs.statSync(file).size)}`);
+  }
+}
+
 async function testSample(page, target) {
   const want = validated(target);
   await pick(page, target);
@@ -52,6 +91,8 @@ async function testSample(page, target) {
     return;
   }
   await testOverview(page, target, want);
+  await testNumbers(page, target);
+  await testFiles(page, target);
   const got = await findingsOf(page);
   const told = want.findings.map((f) => `${f.rule} ${shown(f.message)}`).sort();
   check(JSON.stringify(got.sort()) === JSON.stringify(told), `findings ${JSON.stringify(got)} instead of ${JSON.stringify(want.findings)}`);
