@@ -228,6 +228,24 @@ async function testViewsByKeys(page) {
     await page.locator("aside").waitFor({ state: "detached" });
     await expectFocus(page, "Comparison");
   });
+  await test("Compare: a third checkpoint becomes a column, and all are read layer by layer", async () => {
+    await tabTo(page, "Layer by layer", "Shift+Tab");
+    await press(page, "Enter");
+    await page.locator("section[aria-label=Series]").waitFor();
+    await expectFocus(page, "Layer by layer");
+    await tabTo(page, "Add a checkpoint");
+    await press(page, "Enter");
+    await tabTo(page, "dcp_tp_fsdp2");
+    await press(page, "Enter");
+    await page.locator("[aria-label=Columns] li", { hasText: "dcp_tp_fsdp2" }).waitFor();
+    await see(page);
+    await tabTo(page, /^Read norms/);
+    await press(page, "Enter");
+    await page.locator("table.series td:nth-of-type(3)", { hasText: /\d/ }).first().waitFor(); // the others are shown before it is read
+    const rows = await page.locator("table.series tbody tr").evaluateAll((list) => list.map((row) => [...row.querySelectorAll("td")].map((td) => td.textContent)));
+    check(rows.every((cells) => cells.length === 3) && [0, 1, 2].every((i) => rows.some((cells) => Number(cells[i]) > 0)), JSON.stringify(rows)); // not all have the same layers
+    await see(page);
+  });
   const saved = async (name) => {
     await tabTo(page, "Save…");
     const [download] = await Promise.all([page.waitForEvent("download"), page.keyboard.press("Enter")]);
