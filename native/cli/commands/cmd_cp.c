@@ -453,10 +453,12 @@ static bool is_directory(const copying *c)
 
 /* ---- copying ---- */
 
-static void step(copying *c, uint64_t bytes)
+static tsr_status step(copying *c, uint64_t bytes, tsr_error *err)
 {
     c->byte_done += bytes;
-    c->progress.base.step(c->progress.base.ctx, c->byte_done, c->files.byte_total);
+    TSR_FAIL_IF(!c->progress.base.step(c->progress.base.ctx, c->byte_done, c->files.byte_total), err, TSR_E_CANCELLED,
+                "interrupted");
+    return TSR_OK;
 }
 
 static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_file_range range, tsr_error *err)
@@ -468,8 +470,8 @@ static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_fil
         if (status == TSR_OK)
             status =
                 c->publication.output->write_at(c->publication.output, number, range.offset + done, c->buffer, some, err);
+        if (status == TSR_OK) status = step(c, some, err);
         if (status != TSR_OK) return status;
-        step(c, some);
     }
     return TSR_OK;
 }
@@ -489,8 +491,7 @@ static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, boo
     }
     c->sums[index] = tsr_sum_add(c->sums[index], sum);
     c->resumed.bytes += range.size;
-    step(c, range.size);
-    return TSR_OK;
+    return step(c, range.size, err);
 }
 
 static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, tsr_error *err)
@@ -537,8 +538,7 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
     if (status != TSR_OK)
         return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->files.names[index]));
-    c->byte_done += size;
-    return TSR_OK;
+    return step(c, size, err);
 }
 
 /* ---- what is replaced ---- */

@@ -1,0 +1,72 @@
+"""Long calls that Ctrl-C ends, and background saves that are killed: nothing is left behind, or the next save removes it."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import torch
+from harness import ROOT
+from interrupted import CALLS
+from safetensors.torch import save_file
+from test_python import INSTALLED, tessera
+from torch_names import AsyncCheckpointerType, needs
+
+HERE = os.path.join(ROOT, "tests", "package")
+
+
+def run(script, *arguments, status=0):
+    p = subprocess.run([sys.executable, "-W", "ignore", os.path.join(HERE, script), *arguments], capture_output=True, text=True, timeout=600,
+                       env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (INSTALLED, os.environ.get("PYTHONPATH"))))})
+    assert p.returncode == status, (arguments, p.returncode, p.stdout, p.stderr[-1500:])
+    return p.stdout
+
+
+def sparse(path, names, rows):
+    """A file of tensors of 4 KiB per row, without a byte on the disk."""
+    size = rows << 12
+    text = json.dumps({name: {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [n * size, (n + 1) * size]} for n, name in enumerate(names)}).encode()
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.truncate(8 + len(text) + len(names) * size)
+
+
+def everything(path):
+    return sorted(os.path.relpath(os.path.join(folder, name), path) for folder, folders, names in os.walk(path) for name in folders + names)
+
+
+def test_ctrl_c_in_every_long_call_leaves_nothing_and_the_interpreter_works(t):
+    sparse(t.at("big.safetensors"), "wv", 1536 << 8)
+    sparse(t.at("copy.safetensors"), "wv", 1536 << 8)
+    torch.save({"state": {n: {"exp_avg": torch.full((1 << 24,), float(n)), "step": torch.tensor(1.)} for n in range(4)}, "param_groups": [{"lr": 1., "params": [0, 1, 2, 3]}]}, t.at("optimizer.pt"))
+    save_file({"a": torch.arange(5.), "b": torch.ones(2, 2)}, t.at("small.safetensors"))
+    before = everything(t.scratch)
+    for call in CALLS:
+        assert run("interrupted.py", call, t.scratch) == "interrupted\n", call
+        if call == "exec":  # which continues what it has begun; any other run removes that
+            assert {name[:14] for name in set(everything(t.scratch)) - set(before)} == {".out.tessera-w"}, everything(t.scratch)
+            tessera.convert(t.at("small.safetensors"), t.at("out"), to="dcp")
+            shutil.rmtree(t.at("out"))
+        assert everything(t.scratch) == before, (call, everything(t.scratch))
+
+
+# ---- saves in the background ----
+
+
+def killed(t, kind, whom, overwrite):
+    """A save that is killed in the middle: its process, or that of the job. Returns what the directory has then."""
+    path = t.at(f"{kind}-{whom}-{overwrite}")
+    if overwrite:
+        run("killed_saves.py", "SAVE", path, "1")
+    run("killed_saves.py", kind, path, whom, status=-9 if whom == "job" else 0)
+    return path, run("killed_saves.py", "LOAD", path).strip()
+
+
+def test_a_background_save_that_is_killed_leaves_the_old_checkpoint_or_none(t):
+    needs(AsyncCheckpointerType)
+    for kind, whom in (("THREAD", "job"), ("PROCESS", "job"), ("PROCESS", "saver")):
+        for overwrite in (False, True):
+            path, found = killed(t, kind, whom, overwrite)
+            assert found == ("1" if overwrite else "none"), (kind, whom, overwrite, found)
+            run("killed_saves.py", "SAVE", path, "3")
+            assert run("killed_saves.py", "LOAD", path).strip() == "3" and len(os.listdir(path)) == 2, os.listdir(path)
