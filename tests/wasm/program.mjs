@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { check, same } from "../support/harness.mjs";
 
 /** A text without what differs from run to run: times, rates, and the numbers of processes and random tags in hidden names. */
-const steady = (text) => text.replace(/\b\d+(\.\d+)? s\b(, [\d.]+ [KMGT]?i?B\/s)?/g, "TIME").replace(/\.tessera-w?[0-9a-f]+/g, ".tessera-TAG");
+const steady = (text) => text.replace(/"(seconds|modified)": ("[\d.]+"|[\d.e-]+)/g, "$1").replace(/\b\d+(\.\d+)? s\b(, [\d.]+ [KMGT]?i?B\/s)?/g, "TIME").replace(/\.tessera-w?[0-9a-f]+/g, ".tessera-TAG");
 
 /** Each name below a directory, with its kind, mode and bytes. */
 export function tree(directory, prefix = "") {
