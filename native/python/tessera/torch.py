@@ -85,8 +85,8 @@ class StorageReader(_StorageReader):
         """Opens the checkpoint again, because its files may have been replaced since the last load. rank: read what this rank wrote, if
         every rank wrote its own metadata (use_collectives=False)."""
         self._checkpoint, self._all, self._rank = None, None, kwargs.get("rank")
-        if self._rank is None and not ASKS_FOR_RANK and dist.is_available() and dist.is_initialized():
-            self._rank = dist.get_rank()
+        if self._rank is None and not ASKS_FOR_RANK:
+            self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         checkpoint = self._open()
         marker = marker_of(checkpoint)
         if self._rank is None and ASKS_FOR_RANK and marker not in (None, MARKER):  # the loader asks again, with the rank
