@@ -19,7 +19,11 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor, Shard as ShardOn
+
+try:
+    from torch.distributed.tensor import distribute_tensor, Shard as ShardOn
+except ImportError:  # before 2.5
+    from torch.distributed._tensor import distribute_tensor, Shard as ShardOn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SHAPES = {"fc.weight": (8, 6), "emb.weight": (7, 4), "norm.bias": (5,), "one": (1,)}

@@ -25,9 +25,13 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
-from torch.distributed.tensor import distribute_tensor, DTensor, Shard as ShardOn
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module, RowwiseParallel
 from torch_ranks import run_ranks
+
+try:
+    from torch.distributed.tensor import distribute_tensor, DTensor, Shard as ShardOn
+except ImportError:  # before 2.5
+    from torch.distributed._tensor import distribute_tensor, DTensor, Shard as ShardOn
 
 KEY = "optimizer"
 SLICES = {"0.weight": [([0, 0], [5, 4]), ([0, 4], [5, 2])], "2.weight": [([0, 0], [2, 5]), ([2, 0], [1, 5])], "2.bias": [([0], [2]), ([2], [1])]}

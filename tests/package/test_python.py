@@ -12,14 +12,13 @@ import sys
 import zipfile
 
 import torch
-import torch.distributed.checkpoint as dcp
 from harness import ROOT, SAMPLES, sample_names, sample_path, sha256
 from shell import TOOLS, VERSION, check
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch_names import EmptyStateDictLoadPlanner, StorageMeta, dcp, has, needs
 
 WHEEL = glob.glob(os.path.join(ROOT, "build/wheel/dist/*.whl"))[0]
 INSTALLED = os.path.join(ROOT, "build/wheel/installed")
@@ -133,9 +132,10 @@ if enough:
     threading.Thread(target=send, daemon=True).start()
 try:
     assert len(tessera.open(sys.argv[1])) == 400000
-    print("opened", time.process_time())
+    print("opened", time.process_time(), flush=True)
 except KeyboardInterrupt:
-    print("interrupted", time.process_time())
+    print("interrupted", time.process_time(), flush=True)
+os._exit(0)  # before a signal that comes late
 """
 
 
@@ -177,6 +177,7 @@ def test_every_sample_reads_as_pytorch_reads_it(t):
 
 
 def test_slices_are_those_of_torch(t):
+    needs(StorageMeta)  # which the .metadata of samples has
     rng = random.Random(7)
     path = os.path.join(SAMPLES, "dcp_tp_fsdp2")
     state = load_with(FileSystemReader(path))
@@ -282,7 +283,7 @@ def save(t, name, text):
 
 def load_with(reader):
     state = {}
-    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    _load_state_dict(state, storage_reader=reader, planner=EmptyStateDictLoadPlanner(), no_dist=True)
     return state
 
 
@@ -318,7 +319,7 @@ def test_dcp_loads_as_by_pytorchs_own_reader(t):
         flat, ours = flatten_state_dict(want)[0], flatten_state_dict(got)[0]
         assert same(want, got), f"{name} differs: {[(k, flat[k], ours.get(k)) for k in flat if not same(flat[k], ours.get(k))][:5]}"
         seen += 1
-    assert seen > 10, seen
+    assert seen > 10 or seen and not has(StorageMeta), seen  # which PyTorch 2.3 does not have, and .metadata of later versions does
 
 
 def test_every_sample_loads_through_dcp(t):
@@ -353,20 +354,21 @@ def test_tensors_of_any_kind_are_filled(t):
     dcp.load(other, checkpoint_id=t.at("saved"), no_dist=True)
     assert same(target, other) and torch.equal(target["rows"], state["rows"]) and target["note"] == state["note"]
     refused(lambda: dcp.load({"absent": torch.zeros(1)}, storage_reader=tessera.torch.StorageReader(t.at("saved")), no_dist=True), (Exception, CheckpointException), "absent")
-    refused(lambda: dcp.load({"rows": torch.zeros(1)}, storage_reader=tessera.torch.StorageReader(t.at("saved")), no_dist=True), (Exception, CheckpointException), "mismatch")
+    refused(lambda: dcp.load({"rows": torch.zeros(1)}, storage_reader=tessera.torch.StorageReader(t.at("saved")), no_dist=True), (Exception, CheckpointException), "rows")
 
 
 RANK = r"""
-import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-sys.path.insert(0, sys.argv[1])
+import os, sys, torch, torch.distributed as dist
+sys.path[:0] = sys.argv[1].split(os.pathsep)
 import tessera.torch
-from torch.distributed.tensor import DTensor, Shard, Replicate, init_device_mesh, zeros
+from torch.distributed.device_mesh import init_device_mesh
+from torch_names import DTensor, Shard, Replicate, dcp, distribute_tensor
 rank, world, source, out, rendezvous = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], sys.argv[6]
 dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=world)
 mesh = init_device_mesh("cpu", (world,))
 def state():
-    return {"rows": zeros(10, 7, device_mesh=mesh, placements=[Shard(0)]), "columns": zeros(10, 7, device_mesh=mesh, placements=[Shard(1)]),
-            "whole": zeros(6, device_mesh=mesh, placements=[Replicate()]), "step": 0}
+    return {"rows": distribute_tensor(torch.zeros(10, 7), mesh, [Shard(0)]), "columns": distribute_tensor(torch.zeros(10, 7), mesh, [Shard(1)]),
+            "whole": distribute_tensor(torch.zeros(6), mesh, [Replicate()]), "step": 0}
 ours, theirs = state(), state()
 dcp.load(ours, storage_reader=tessera.torch.StorageReader(source))
 if not source.endswith(".pt"):
@@ -387,7 +389,7 @@ def test_ranks_load_their_shards_of_dcp_and_of_one_torch_file(t):
     dcp.save(state, checkpoint_id=t.at("saved"), no_dist=True)
     torch.save(state, t.at("state.pt"))
     for source in ("saved", "state.pt"):
-        ranks = [subprocess.Popen([sys.executable, "-c", RANK, INSTALLED, str(r), "3", t.at(source), t.at("full.pt"), t.at(f"meet-{source}")],
+        ranks = [subprocess.Popen([sys.executable, "-c", RANK, os.pathsep.join((INSTALLED, *(os.path.join(ROOT, "tests", of) for of in ("package", "support")))), str(r), "3", t.at(source), t.at("full.pt"), t.at(f"meet-{source}")],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for r in range(3)]
         for rank in ranks:
             out = rank.communicate(timeout=120)[0].decode()

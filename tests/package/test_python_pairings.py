@@ -4,18 +4,16 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from test_python import is_sound, tessera
 from test_python_torch import fails
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch_names import DTensor, HuggingFaceStorageReader, HuggingFaceStorageWriter, Replicate, Shard, dcp, distribute_tensor, fully_shard, has, needs
 from torch_ranks import run_ranks
 
 WRITERS = {"ours": tessera.torch.StorageWriter, "theirs": FileSystemWriter}
@@ -33,7 +31,8 @@ class Net(torch.nn.Module):
 
 
 def trained(mesh, kind, seed, steps=1):
-    """A model that is parallel in this way, with the state of an optimizer after some steps."""
+    """A model that is parallel in this way, with the state of an optimizer after some steps. Its gradients follow from its parameters: fully_shard of
+    PyTorch 2.3 runs on GPUs only."""
     torch.manual_seed(seed)
     model = Net()
     if kind == "tp":
@@ -42,7 +41,8 @@ def trained(mesh, kind, seed, steps=1):
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed)
     for step in range(steps):
-        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        for number, parameter in enumerate(model.parameters()):
+            parameter.grad = parameter.detach() * (number + step + 1) + 0.01
         optimizer.step()
         optimizer.zero_grad()
     return model, optimizer
@@ -179,6 +179,7 @@ def several(rank, world, path):
 
 
 def test_copies_are_saved_once_and_staged_state_is_kept(t):
+    needs(dcp.DefaultSavePlanner, "dedup_save_to_lowest_rank")
     run_ranks(several, 2, t.at("c"))
 
 
@@ -190,7 +191,7 @@ def safetensors_writer(path, **options):
 
 
 FORMS = [(WRITERS[writer], READERS[reader]) for writer, reader in PAIRINGS] + [
-    (writer, reader) for writer in (safetensors_writer, HuggingFaceStorageWriter) for reader in (READERS["ours"], HuggingFaceStorageReader)]
+    (writer, reader) for writer in (safetensors_writer, HuggingFaceStorageWriter) for reader in (READERS["ours"], HuggingFaceStorageReader) if has(writer) and has(reader)]
 
 
 class FailsOn(dcp.DefaultSavePlanner):
@@ -305,8 +306,9 @@ def test_flat_nested_partial_and_strict_loads(t):
         assert same(state, nested), (writer, reader, state)
         some = {"a": {"w": torch.zeros(4)}, "missing": torch.full((2,), 7.)}
         fails((CheckpointException, RuntimeError), lambda: load(some), "missing")
-        load(some, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
-        assert torch.equal(some["a"]["w"], nested["a"]["w"]) and torch.equal(some["missing"], torch.full((2,), 7.))
+        if has(dcp.DefaultLoadPlanner, "allow_partial_load"):
+            load(some, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
+            assert torch.equal(some["a"]["w"], nested["a"]["w"]) and torch.equal(some["missing"], torch.full((2,), 7.))
         fails((CheckpointException, ValueError), lambda: load({"a": {"w": torch.zeros(5)}}), "a.w")
         flat = {"whole": {"w": torch.arange(3.), "k": 1}, "x": torch.ones(2)}
         dcp.save(flat, storage_writer=WRITERS[writer](path + "flat"), planner=dcp.DefaultSavePlanner(flatten_state_dict=False), no_dist=True)

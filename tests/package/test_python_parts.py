@@ -6,11 +6,11 @@ import shutil
 import warnings
 
 import torch
-import torch.distributed.checkpoint as dcp
 from harness import ROOT, SAMPLES, sha256
 from safetensors.torch import load_file, save_file
 from test_python import tessera
 from test_python_torch import fails
+from torch_names import dcp
 
 GOLDEN = os.path.join(ROOT, "tests/golden")
 TRAINER = os.path.join(GOLDEN, "folders/trainer")

@@ -8,10 +8,10 @@ import threading
 
 import http_serving
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from test_python import INSTALLED, tessera
 from test_python_torch import fails
+from torch_names import dcp
 
 ROWS = 3000
 

@@ -6,17 +6,15 @@ import warnings
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from harness import SAMPLES
 from test_python import is_sound, tessera
 from test_python_torch import fails
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.device_mesh import init_device_mesh
+from torch_names import DTensor, Partial, Replicate, Shard, StridedShard, ZStandard, dcp, distribute_tensor, needs
 from torch_ranks import run_ranks
 
 
@@ -76,9 +74,9 @@ def test_load_into_fills_sharded_tensors_of_which_a_rank_has_none(t):
 
 def fails_on_one_rank(rank, world, path):
     """The second chunk of the damaged tensor, which only rank 1 reads, has been damaged in a way that only reading finds."""
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", (world,))
     numbers = torch.randint(0, 60, (2, 1 << 19), generator=torch.Generator().manual_seed(6)).float()
-    state = lambda k: {"w": torch.distributed.tensor.distribute_tensor(numbers, mesh, [torch.distributed.tensor.Shard(0)]).mul_(k)}
+    state = lambda k: {"w": distribute_tensor(numbers, mesh, [Shard(0)]).mul_(k)}
     dcp.save(state(2), storage_writer=tessera.torch.StorageWriter(path, _extensions=[ZStandard()]))
     if rank == 1:
         info = next(info for index, info in FileSystemReader(path).read_metadata().storage_data.items() if tuple(index.offset) == (1, 0))
@@ -98,19 +96,20 @@ def fails_on_one_rank(rank, world, path):
 
 
 def test_all_ranks_learn_of_a_state_dict_that_is_partly_filled(t):
+    needs(ZStandard)
     run_ranks(fails_on_one_rank, 2, t.at("damaged"))
 
 
 def fills_strided_shards(rank, world, path):
     """The elements that a rank holds need not be adjacent: views make such DTensors."""
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, world // 2))
+    mesh = init_device_mesh("cpu", (2, world // 2))
     whole = torch.arange(720.).reshape(24, 30)
     if rank == 0:
         dcp.save({"w": whole}, storage_writer=FileSystemWriter(path), no_dist=True)
     dist.barrier()
     held = []
-    for placements in ([Replicate(), _StridedShard(0, split_factor=3)], [Shard(0), _StridedShard(0, split_factor=2)], [_StridedShard(1, split_factor=5), Shard(0)],
-                       [_StridedShard(0, split_factor=2), _StridedShard(1, split_factor=3)], [_StridedShard(0, split_factor=2), Shard(0)]):
+    for placements in ([Replicate(), StridedShard(0, split_factor=3)], [Shard(0), StridedShard(0, split_factor=2)], [StridedShard(1, split_factor=5), Shard(0)],
+                       [StridedShard(0, split_factor=2), StridedShard(1, split_factor=3)], [StridedShard(0, split_factor=2), Shard(0)]):
         tensor = distribute_tensor(whole.clone(), mesh, placements)
         want = tensor.to_local().clone()
         for staged in (False, True):
@@ -127,6 +126,7 @@ def fills_strided_shards(rank, world, path):
 
 
 def test_load_into_fills_shards_whose_elements_are_not_adjacent(t):
+    needs(StridedShard)
     run_ranks(fills_strided_shards, 4, t.at("whole"))
 
 
@@ -151,6 +151,7 @@ def loads_in_groups(rank, world, path):
 
 
 def test_ranks_of_a_process_group_load_what_it_saved(t):
+    needs(dcp.save, "use_collectives")
     run_ranks(loads_in_groups, 4, t.at("group"))
 
 
@@ -168,6 +169,7 @@ def saves_its_own(rank, world, path):
 
 
 def test_ranks_save_and_load_on_their_own(t):
+    needs(dcp.save, "use_collectives")
     run_ranks(saves_its_own, 2, t.at("own"))
     assert sorted(name for name in os.listdir(t.at("own")) if not name.endswith(".distcp")) == ["__0.metadata", "__1.metadata"], os.listdir(t.at("own"))
 
@@ -177,8 +179,8 @@ def rank_state(rank, filled):
     value = (lambda *shape: torch.arange(float(torch.Size(shape).numel())).reshape(shape) + 100 * rank) if filled else torch.zeros
     return {"w": value(2, 3), "shape": value(rank + 1), "dtype": value(4).to((torch.float64, torch.int64, torch.bfloat16)[rank]),
             "same": value(5) - value(5), f"only{rank}": value(2, 2), "of": {"rank": [value(1), f"rank {rank}" if filled else None]},
-            "rows": torch.distributed.tensor.distribute_tensor(torch.arange(14.).reshape(7, 2), torch.distributed.device_mesh.init_device_mesh("cpu", (3,)),
-                                                               [torch.distributed.tensor.Shard(0)]).mul_(1 if filled else 0)}
+            "rows": distribute_tensor(torch.arange(14.).reshape(7, 2), init_device_mesh("cpu", (3,)),
+                                                               [Shard(0)]).mul_(1 if filled else 0)}
 
 
 def reads_its_own(rank, world, path):
@@ -231,6 +233,7 @@ def reads_its_own(rank, world, path):
 
 
 def test_every_rank_reads_what_it_saved_with_its_own_metadata(t):
+    needs(dcp.save, "use_collectives")
     path = t.at("local")
     run_ranks(reads_its_own, 3, path)
 
@@ -240,6 +243,7 @@ def saves_copies(rank, world, path):
 
 
 def test_copies_of_ranks_are_mentioned_where_no_rank_is_known(t):
+    needs(dcp.save, "use_collectives")
     path = t.at("copies")
     run_ranks(saves_copies, 3, path)
 
@@ -277,6 +281,7 @@ def writes_objects(rank, world, path):
 
 
 def test_objects_that_differ_between_ranks_are_found(t):
+    needs(dcp.save, "use_collectives")
     path = t.at("objects")
     run_ranks(writes_objects, 2, path)
     found = [f for f in tessera.check(path, deep=True) if f.rule == "torch/rank-object"]

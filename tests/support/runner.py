@@ -32,7 +32,9 @@ def run(around, at):
         result, text = "skipped", f"skip {name}: {reason}"
     except Bad as what:
         result, text = "failed", f"FAIL {name}: {what}"
-    except Exception:  # of ours, or of the library that reads what tessera wrote
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # of ours, or of the library that reads what tessera wrote: PyTorch's CheckpointException is not an Exception
         result, text = "failed", f"FAIL {name}\n{traceback.format_exc(limit=-4)}"
     return result, text, (time.monotonic() - began, cpu() - used)
 
