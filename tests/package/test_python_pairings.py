@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch_names import DTensor, HuggingFaceStorageReader, HuggingFaceStorageWriter, Replicate, Shard, dcp, distribute_tensor, fully_shard, has, needs
+from torch_names import DTensor, HuggingFaceStorageReader, HuggingFaceStorageWriter, Replicate, Shard, StorageMeta, dcp, distribute_tensor, fully_shard, has, needs
 from torch_ranks import run_ranks
 
 WRITERS = {"ours": tessera.torch.StorageWriter, "theirs": FileSystemWriter}
@@ -49,9 +49,10 @@ def trained(mesh, kind, seed, steps=1):
 
 
 def meshes(world):
-    """The kinds of parallelism that this number of ranks allows: FSDP2, HSDP, tensor parallelism."""
+    """The kinds of parallelism that this number of ranks allows: FSDP2, HSDP, tensor parallelism. With PyTorch 2.3 an HSDP model that was never
+    saved has other parameters than the same model under FSDP2."""
     found = {"fsdp": init_device_mesh("cpu", (world,), mesh_dim_names=("dp",)), "tp": init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))}
-    return {**found, "hsdp": init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))} if world > 2 else found
+    return {**found, "hsdp": init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))} if world > 2 and has(StorageMeta) else found
 
 
 def whole(value):
@@ -86,7 +87,7 @@ def saves_models(rank, world, path):
 
 def loads_models(rank, world, path):
     """Each model as it was saved on other ranks, into one that is parallel in each way that is possible here."""
-    for saved in ("fsdp", "tp", "hsdp"):
+    for saved in ("fsdp", "tp", "hsdp")[:3 if has(StorageMeta) else 2]:
         want = torch.load(f"{path}/{saved}.pt")
         for number, (writer, reader) in enumerate(PAIRINGS):
             kinds = meshes(world) if dist.is_initialized() else {None: None}
@@ -104,7 +105,7 @@ def test_models_of_all_kinds_load_on_other_meshes_and_numbers_of_ranks(t):
     run_ranks(loads_models, 4, t.at("c"))
     run_ranks(loads_models, 2, t.at("c"))
     loads_models(0, 1, t.at("c"))
-    for kind in ("fsdp", "tp", "hsdp"):
+    for kind in ("fsdp", "tp", "hsdp")[:3 if has(StorageMeta) else 2]:
         assert is_sound(t.at(f"c/{kind}-ours")) and tessera.diff(t.at(f"c/{kind}-ours"), t.at(f"c/{kind}-theirs"), values=True)["same"]
 
 
