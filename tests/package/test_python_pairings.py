@@ -310,7 +310,8 @@ def test_flat_nested_partial_and_strict_loads(t):
         if has(dcp.DefaultLoadPlanner, "allow_partial_load"):
             load(some, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
             assert torch.equal(some["a"]["w"], nested["a"]["w"]) and torch.equal(some["missing"], torch.full((2,), 7.))
-        fails((CheckpointException, ValueError), lambda: load({"a": {"w": torch.zeros(5)}}), "a.w")
+        if has(StorageMeta):  # the planner of PyTorch 2.3 does not compare sizes, and fills a part
+            fails((CheckpointException, ValueError), lambda: load({"a": {"w": torch.zeros(5)}}), "a.w")
         flat = {"whole": {"w": torch.arange(3.), "k": 1}, "x": torch.ones(2)}
         dcp.save(flat, storage_writer=WRITERS[writer](path + "flat"), planner=dcp.DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)  # PyTorch puts objects into its own copy of the state dict

@@ -34,7 +34,7 @@ def fails(kind, call, *said):
     except kind as e:
         assert all(word in str(e) for word in said), e
         return e
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 
 def pytorchs(path):
