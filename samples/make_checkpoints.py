@@ -15,7 +15,7 @@ import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FOLDERS = {"small": os.path.join(HERE, "checkpoints"), "large": os.path.join(HERE, "..", ".local", "samples")}
+DIRECTORIES = {"small": os.path.join(HERE, "checkpoints"), "large": os.path.join(HERE, "..", ".local", "samples")}
 
 
 def arguments():
@@ -48,7 +48,7 @@ def write_table():
     """Rewrites the README from the first line of its table on."""
     from maker.every_case import CASES
     from maker.registry import TORCH
-    path = os.path.join(FOLDERS["small"], "README.md")
+    path = os.path.join(DIRECTORIES["small"], "README.md")
     with open(path) as f:
         head = f.read().partition("| name |")[0]
     rows = [f"| `{c.name}` | {c.ranks} | {c.what}{f' (from `{c.base}`)' if c.base else ''}{f' (PyTorch {c.torch})' if c.torch != TORCH else ''} |" for c in CASES.values() if c.set == "small"]
@@ -66,7 +66,7 @@ def main():
         if args.list:
             print(f"{case.name:<32} {case.set:<6} {case.torch:<5} {case.what}")
             continue
-        out = os.path.abspath(args.out or FOLDERS[case.set])
+        out = os.path.abspath(args.out or DIRECTORIES[case.set])
         os.makedirs(out, exist_ok=True)
         start = time.monotonic()
         try:

@@ -74,7 +74,7 @@ function unlessPassedOver(act, otherwise) {
 }
 
 /* Files of an output that is being written have such names. They belong to no checkpoint. */
-const entriesOf = (folder) => fs.readdirSync(folder, { withFileTypes: true }).filter((e) => !e.name.includes(".tessera-"));
+const entriesOf = (directory) => fs.readdirSync(directory, { withFileTypes: true }).filter((e) => !e.name.includes(".tessera-"));
 
 const LEVELS_BELOW = 6; // checkpoints up to three levels down, and the directories inside them
 const MOST_FILES = 100000;
@@ -84,9 +84,9 @@ const MOST_FILES = 100000;
  *  are followed only in `root` itself. */
 function listed(root, most = LEVELS_BELOW) {
   const names = [];
-  for (let level = 0, folders = [{ below: "" }]; folders.length && (level < 2 || names.length < MOST_FILES); level++) {
+  for (let level = 0, directories = [{ below: "" }]; directories.length && (level < 2 || names.length < MOST_FILES); level++) {
     const deeper = [];
-    for (const { below, isLink } of folders) {
+    for (const { below, isLink } of directories) {
       const at = path.join(root, below);
       for (const entry of level ? unlessPassedOver(() => entriesOf(at), []) : entriesOf(at)) {
         const link = entry.isSymbolicLink(), found = link ? unlessPassedOver(() => fs.statSync(path.join(at, entry.name)), entry) : entry;
@@ -94,7 +94,7 @@ function listed(root, most = LEVELS_BELOW) {
         else if (found.isDirectory() && !isLink && !(link && level) && level < most) deeper.push({ below: `${below}${entry.name}/`, isLink: link });
       }
     }
-    folders = deeper;
+    directories = deeper;
   }
   return names;
 }

@@ -110,7 +110,7 @@ function table(title, rows, key, limit = Infinity) {
     console.log(`${gzip.toFixed(0).padStart(7)} ${String(raw).padStart(8)} ${String(count).padStart(6)}  ${name}`);
 }
 
-const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sizes-")), outputs = ["tessera.wasm", "tessera-writers.wasm"].map((name) => path.join(folder, name));
+const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sizes-")), outputs = ["tessera.wasm", "tessera-writers.wasm"].map((name) => path.join(directory, name));
 const whole = path.join(build, "wasm/whole.wasm");
 execFileSync("node", [path.join(here, "split.mjs"), whole, `${whole}.lto.o`, path.join(here, "exports.txt"), path.join(here, "later.txt"), ...outputs, "--names"]);
 const defined = sources(), rows = [];
@@ -126,7 +126,7 @@ for (const file of outputs) {
     rows.push({ file: path.basename(file), what, kind, source, raw: end - begin, gzip: sum / 8 });
   }
 }
-fs.rmSync(folder, { recursive: true });
+fs.rmSync(directory, { recursive: true });
 table("By file and kind", rows, (r) => `${r.file} ${r.kind}`);
 for (const file of ["tessera.wasm", "tessera-writers.wasm"]) {
   const own = rows.filter((r) => r.file === file);

@@ -28,8 +28,8 @@ const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--
 const IS_RARE = 4; // offset in tsr_reader (core/formats/common/reader.h)
 const OFTEN = 60; // the number of functions that come first, because their numbers take one byte in calls
 const CLOSE = 64; // a gap of at most this many bytes costs less than another segment
-const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
-const at = (name) => path.join(folder, name);
+const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
+const at = (name) => path.join(directory, name);
 // The tools warn about names of data that have moved, so warnings are shown only if a tool fails.
 const tool = (name, ...args) => execFileSync(name, [...FEATURES, ...args], { encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "pipe"] });
 const namesIn = (file) => new Set(fs.readFileSync(file, "utf8").split("\n").filter((line) => /^[a-z_]/.test(line)));
@@ -114,4 +114,4 @@ for (const [name, isLate, file] of [["first", false, first], ["second", true, se
   const last = withLocalsNumbered(fs.readFileSync(at(`${name}.ordered.wasm`)));
   fs.writeFileSync(file, withSegments(last, joined(segmentsOf(last)))); // wasm-opt has divided segments at zeros
 }
-fs.rmSync(folder, { recursive: true });
+fs.rmSync(directory, { recursive: true });

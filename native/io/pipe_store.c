@@ -3,7 +3,7 @@
 
 #include "io/sys.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 

@@ -608,7 +608,7 @@ tsr_status tsr_remote_store_add(tsr_store *base, const tsr_str *names, size_t co
 
 /* ---- opening ---- */
 
-/* Splits "https://host/folder/name?query" into root, name and query. A fragment is ignored. */
+/* Splits "https://host/directory/name?query" into root, name and query. A fragment is ignored. */
 static tsr_status split(remote_store *store, const char *address, tsr_str *name, tsr_error *err)
 {
     const size_t end = strcspn(address, "?#");
@@ -670,7 +670,7 @@ static tsr_status find_first(remote_store *store, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status open_folder(remote_store *store, const char *address, tsr_error *err)
+static tsr_status open_directory(remote_store *store, const char *address, tsr_error *err)
 {
     tsr_status status = find_first(store, err);
     if (status != TSR_OK || store->base.file_count) return status;
@@ -749,7 +749,7 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
     if (status == TSR_OK) status = tsr_scheduled_reads_new(host, fetch, store, &store->scheduled, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = split(store, address, &name, err);
-    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, address, err);
+    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_directory(store, address, err);
     if (status != TSR_OK) {
         remote_close(&store->base);
         return status;
@@ -784,13 +784,13 @@ static tsr_status open_with_slash(const tsr_host *host, const char *address, tsr
 
 tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
 {
-    tsr_store *folder = NULL;
+    tsr_store *directory = NULL;
     tsr_error ignored = {0}, failure = {0};
     const tsr_status status = open_as_given(host, address, out, &failure);
-    const bool may_be_folder = status == TSR_OK ? is_page(*out) : status == TSR_E_NOT_FOUND;
-    if (may_be_folder && open_with_slash(host, address, &folder, &ignored) == TSR_OK) {
+    const bool may_be_directory = status == TSR_OK ? is_page(*out) : status == TSR_E_NOT_FOUND;
+    if (may_be_directory && open_with_slash(host, address, &directory, &ignored) == TSR_OK) {
         if (status == TSR_OK) (*out)->close(*out);
-        *out = folder;
+        *out = directory;
         return TSR_OK;
     }
     if (status != TSR_OK && err) *err = failure;

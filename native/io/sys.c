@@ -42,12 +42,12 @@ static int end_naming(int done)
     return done;
 }
 
-static int posix_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+static int posix_open_at(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode)
 {
     (void)sys;
-    if (!(flags & O_CREAT)) return openat(folder, name, flags | O_CLOEXEC);
+    if (!(flags & O_CREAT)) return openat(directory, name, flags | O_CLOEXEC);
     begin_naming();
-    return end_naming(openat(folder, name, flags | O_CLOEXEC, (mode_t)mode));
+    return end_naming(openat(directory, name, flags | O_CLOEXEC, (mode_t)mode));
 }
 
 static int posix_close_fd(const tsr_sys *sys, int fd)
@@ -56,16 +56,16 @@ static int posix_close_fd(const tsr_sys *sys, int fd)
     return close(fd);
 }
 
-static int posix_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+static int posix_stat_at(const tsr_sys *sys, int directory, const char *name, struct stat *out)
 {
     (void)sys;
-    return fstatat(folder, name, out, 0);
+    return fstatat(directory, name, out, 0);
 }
 
-static int posix_link_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+static int posix_link_stat_at(const tsr_sys *sys, int directory, const char *name, struct stat *out)
 {
     (void)sys;
-    return fstatat(folder, name, out, AT_SYMLINK_NOFOLLOW);
+    return fstatat(directory, name, out, AT_SYMLINK_NOFOLLOW);
 }
 
 static int posix_stat(const tsr_sys *sys, int fd, struct stat *out)
@@ -162,65 +162,65 @@ static int posix_sync(const tsr_sys *sys, int fd)
     return fsync(fd);
 }
 
-static int posix_make_folder(const tsr_sys *sys, int folder, const char *name, unsigned mode)
+static int posix_make_directory(const tsr_sys *sys, int directory, const char *name, unsigned mode)
 {
     (void)sys;
     begin_naming();
-    return end_naming(mkdirat(folder, name, (mode_t)mode));
+    return end_naming(mkdirat(directory, name, (mode_t)mode));
 }
 
-static int posix_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int posix_rename(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
     (void)sys;
     begin_naming();
-    return end_naming(renameat(folder, from, to_folder, to));
+    return end_naming(renameat(directory, from, to_directory, to));
 }
 
-static int posix_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
+static int posix_exchange(const tsr_sys *sys, int directory, const char *a, const char *b)
 {
     (void)sys;
 #if defined(SYS_renameat2) && defined(RENAME_EXCHANGE)
     begin_naming();
-    return end_naming((int)syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE));
+    return end_naming((int)syscall(SYS_renameat2, directory, a, directory, b, RENAME_EXCHANGE));
 #else
-    (void)folder, (void)a, (void)b;
+    (void)directory, (void)a, (void)b;
     errno = ENOSYS;
     return -1;
 #endif
 }
 
-static int posix_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+static int posix_link(const tsr_sys *sys, int directory, const char *name, int to_directory, const char *to)
 {
     (void)sys;
     begin_naming();
-    return end_naming(linkat(folder, name, to_folder, to, 0));
+    return end_naming(linkat(directory, name, to_directory, to, 0));
 }
 
-static int rename_new(int folder, const char *from, int to_folder, const char *to)
+static int rename_new(int directory, const char *from, int to_directory, const char *to)
 {
 #if defined(SYS_renameat2) && defined(RENAME_NOREPLACE)
-    int done = (int)syscall(SYS_renameat2, folder, from, to_folder, to, RENAME_NOREPLACE);
+    int done = (int)syscall(SYS_renameat2, directory, from, to_directory, to, RENAME_NOREPLACE);
     if (done == 0 || (errno != EINVAL && errno != ENOSYS)) return done;
 #endif
     struct stat taken; /* On file systems without the flag, the check and the rename are two steps. */
-    if (fstatat(to_folder, to, &taken, AT_SYMLINK_NOFOLLOW) == 0) {
+    if (fstatat(to_directory, to, &taken, AT_SYMLINK_NOFOLLOW) == 0) {
         errno = EEXIST;
         return -1;
     }
-    return renameat(folder, from, to_folder, to);
+    return renameat(directory, from, to_directory, to);
 }
 
-static int posix_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int posix_rename_new(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
     (void)sys;
     begin_naming();
-    return end_naming(rename_new(folder, from, to_folder, to));
+    return end_naming(rename_new(directory, from, to_directory, to));
 }
 
-static int posix_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
+static int posix_unlink(const tsr_sys *sys, int directory, const char *name, bool is_directory)
 {
     (void)sys;
-    return unlinkat(folder, name, is_folder ? AT_REMOVEDIR : 0);
+    return unlinkat(directory, name, is_directory ? AT_REMOVEDIR : 0);
 }
 
 static int posix_lock(const tsr_sys *sys, int fd)
@@ -249,7 +249,7 @@ const tsr_sys tsr_sys_posix = {
     .truncate = posix_truncate,
     .begin_sync = posix_begin_sync,
     .sync = posix_sync,
-    .make_folder = posix_make_folder,
+    .make_directory = posix_make_directory,
     .rename = posix_rename,
     .exchange = posix_exchange,
     .link = posix_link,
@@ -280,10 +280,10 @@ tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)
                      tsr_sys_reason(code, text, sizeof text));
 }
 
-int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+int tsr_sys_open(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode)
 {
     int fd;
-    do fd = sys->open_at(sys, folder, name, flags, mode);
+    do fd = sys->open_at(sys, directory, name, flags, mode);
     while (fd < 0 && errno == EINTR);
     return fd;
 }

@@ -6,7 +6,7 @@
 #include "tessera/host.h"
 #include "tessera/status.h"
 #include "tessera/str.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -16,11 +16,11 @@
 
 typedef struct tsr_sys tsr_sys;
 struct tsr_sys {
-    int (*open_at)(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
+    int (*open_at)(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode);
     int (*close)(const tsr_sys *sys, int fd);
-    int (*stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
+    int (*stat_at)(const tsr_sys *sys, int directory, const char *name, struct stat *out);
     /* Does not follow a symbolic link. */
-    int (*link_stat_at)(const tsr_sys *sys, int folder, const char *name, struct stat *out);
+    int (*link_stat_at)(const tsr_sys *sys, int directory, const char *name, struct stat *out);
     int (*stat)(const tsr_sys *sys, int fd, struct stat *out);
     ssize_t (*read_at)(const tsr_sys *sys, int fd, void *buffer, size_t size, uint64_t offset);
     /* The offset of the next bytes that are not in a hole, at or after `offset`; UINT64_MAX if only holes follow; `offset`
@@ -33,19 +33,19 @@ struct tsr_sys {
     /* A hint: the range will be synced soon, so its writing may begin now. */
     void (*begin_sync)(const tsr_sys *sys, int fd, uint64_t offset, uint64_t size);
     int (*sync)(const tsr_sys *sys, int fd);
-    int (*make_folder)(const tsr_sys *sys, int folder, const char *name, unsigned mode);
-    int (*rename)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
+    int (*make_directory)(const tsr_sys *sys, int directory, const char *name, unsigned mode);
+    int (*rename)(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to);
     /* Exchanges two names atomically. EINVAL or ENOSYS if the file system cannot do it. */
-    int (*exchange)(const tsr_sys *sys, int folder, const char *a, const char *b);
+    int (*exchange)(const tsr_sys *sys, int directory, const char *a, const char *b);
     /* Gives a file a second name. */
-    int (*link)(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to);
+    int (*link)(const tsr_sys *sys, int directory, const char *name, int to_directory, const char *to);
     /* Like rename, but fails with EEXIST if the new name exists. */
-    int (*rename_new)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
+    int (*rename_new)(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to);
     /* Takes an advisory lock that is released with the descriptor. EWOULDBLOCK if another process holds it. */
     int (*lock)(const tsr_sys *sys, int fd);
     /* The same, together with other processes that share it, but with none that has it alone. */
     int (*share)(const tsr_sys *sys, int fd);
-    int (*unlink)(const tsr_sys *sys, int folder, const char *name, bool is_folder);
+    int (*unlink)(const tsr_sys *sys, int directory, const char *name, bool is_directory);
 };
 
 /* The real system calls. */
@@ -67,7 +67,7 @@ tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, s
  * anything with tsr_sys_posix waits forever, so that nothing is created after the cleanup. */
 void tsr_sys_stop_naming(void);
 /* These calls are repeated on EINTR. */
-int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
+int tsr_sys_open(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode);
 tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error *err);
 
 /* The system's words for a value of errno. `text` may be used for them. Thread-safe. */

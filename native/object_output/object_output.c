@@ -370,8 +370,8 @@ static tsr_status verify(object_output *output, uint32_t first, uint32_t end, ts
 /* Whether this run writes the key. Uploads of other objects next to it are not ours to discard. */
 static bool writes_key(const object_output *output, tsr_str key)
 {
-    const size_t head = output->root.size + (output->root.size && output->options.is_folder);
-    if (!output->options.is_folder) return tsr_str_equal(key, output->root);
+    const size_t head = output->root.size + (output->root.size && output->options.is_directory);
+    if (!output->options.is_directory) return tsr_str_equal(key, output->root);
     return tsr_map_get(output->file_of, tsr_str_after(key, head), UINT32_MAX) != UINT32_MAX;
 }
 
@@ -402,7 +402,7 @@ static tsr_status discard_unfinished(object_output *output, tsr_error *err)
     const tsr_object *unfinished = output->unfinished.items.items;
     for (size_t i = 0; i < output->unfinished.items.count; i++) {
         const tsr_upload upload = {.key = unfinished[i].key, .id = unfinished[i].version.data};
-        if (is_used(output, &unfinished[i]) || (!output->options.is_folder && !tsr_str_equal(upload.key, output->root)))
+        if (is_used(output, &unfinished[i]) || (!output->options.is_directory && !tsr_str_equal(upload.key, output->root)))
             continue;
         if (is_left(output, upload.key)) continue;
         if (!writes_key(output, upload.key)) {
@@ -532,12 +532,12 @@ static tsr_status check_kind(const object_output *output, tsr_error *err)
         const bool is_below = objects[i].key.size > output->root.size && objects[i].size;
         const bool is_itself = tsr_str_equal(objects[i].key, output->root);
         const tsr_shown_key shown = tsr_shown_key_of(output->service, output->root);
-        TSR_FAIL_IF(output->options.is_folder && is_itself, err, TSR_E_USAGE,
+        TSR_FAIL_IF(output->options.is_directory && is_itself, err, TSR_E_USAGE,
                     "the destination '%s' exists and is a file; a directory would be written", shown.text);
-        TSR_FAIL_IF(!output->options.is_folder && is_below, err, TSR_E_USAGE,
+        TSR_FAIL_IF(!output->options.is_directory && is_below, err, TSR_E_USAGE,
                     "the destination '%s' exists and is a directory; a file would be written", shown.text);
     }
-    TSR_FAIL_IF(!output->options.is_folder && !output->root.size, err, TSR_E_USAGE,
+    TSR_FAIL_IF(!output->options.is_directory && !output->root.size, err, TSR_E_USAGE,
                 "'%s' is a bucket; name the object to write", output->service->shown);
     return TSR_OK;
 }
@@ -561,7 +561,7 @@ static tsr_status list_unfinished(object_output *output, tsr_error *err)
     tsr_error why = {0};
     if (!output->options.resume) return TSR_OK;
     const tsr_str prefix = tsr_arena_format(output->arena, err, "%.*s%s", TSR_STR_ARG(output->root),
-                                            output->root.size && output->options.is_folder ? "/" : "");
+                                            output->root.size && output->options.is_directory ? "/" : "");
     if (!prefix.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_object_list_open(output->allocator, &output->unfinished, err));
     if (!kind->list_unfinished) return TSR_OK;

@@ -32,7 +32,7 @@
 
 bool tsr_resume_knows(const object_output *output, tsr_str key)
 {
-    const size_t head = output->root.size + (output->root.size && output->options.is_folder);
+    const size_t head = output->root.size + (output->root.size && output->options.is_directory);
     const bool may_be_ours = output->options.resume || output->options.takes_over || output->has_notes;
     if (!may_be_ours || !output->resumable || output->options.overwrite || key.size < head) return false;
     return tsr_map_get(output->resumable, tsr_str_after(key, head), UINT32_MAX) != UINT32_MAX;
@@ -205,10 +205,10 @@ static void let_go(object_output *output, queued_part of)
 /* Creates the temporary file, which gets no name, so that nobody else can open it. */
 static tsr_status open_saved(object_output *output, tsr_error *err)
 {
-    const char *folder = tsr_setting("TMPDIR");
+    const char *directory = tsr_setting("TMPDIR");
     char path[4096];
     if (output->saved >= 0) return TSR_OK;
-    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", folder ? folder : "/tmp") >= sizeof path, err,
+    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", directory ? directory : "/tmp") >= sizeof path, err,
                 TSR_E_USAGE, "the path in TMPDIR is too long");
     output->saved = mkostemp(path, O_CLOEXEC);
     if (output->saved < 0) return tsr_sys_raise(err, "create", path);
@@ -524,7 +524,7 @@ typedef struct new_object {
 
 static tsr_status check_name(const object_output *output, tsr_str name, tsr_error *err)
 {
-    if (!output->options.is_folder) {
+    if (!output->options.is_directory) {
         TSR_FAIL_IF(name.size || output->objects.count, err, TSR_E_USAGE,
                     "the output is a single file, which has no name of its own");
         return TSR_OK;

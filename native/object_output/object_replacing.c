@@ -171,7 +171,8 @@ static bool name_of(const object_output *output, tsr_str key, tsr_str *name)
     static const char mark[] = ".tessera-";
     const size_t head = output->root.size + (output->root.size != 0), begin = head + sizeof mark - 1;
     size_t end = begin;
-    if (!output->options.is_folder || key.size <= begin || memcmp(key.data + head, mark, sizeof mark - 1) != 0) return false;
+    if (!output->options.is_directory || key.size <= begin || memcmp(key.data + head, mark, sizeof mark - 1) != 0)
+        return false;
     while (end < key.size && isalnum((unsigned char)key.data[end])) end++;
     if (end == begin || end == key.size || key.data[end] != '-') return false;
     *name = tsr_str_after(key, end + 1);

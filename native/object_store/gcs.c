@@ -342,10 +342,10 @@ static const char waiting_parts[] = "a temporary file for parts of uploads (TMPD
 /* The temporary file has no name. The id of the upload is its descriptor in this process. */
 static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err)
 {
-    const char *folder = tsr_setting("TMPDIR");
+    const char *directory = tsr_setting("TMPDIR");
     char path[4096];
     (void)service, (void)key;
-    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", folder ? folder : "/tmp") >= sizeof path, err,
+    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", directory ? directory : "/tmp") >= sizeof path, err,
                 TSR_E_USAGE, "the path in TMPDIR is too long");
     const int file = mkostemp(path, O_CLOEXEC);
     if (file < 0) return tsr_sys_raise(err, "create", path);

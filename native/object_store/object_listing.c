@@ -7,7 +7,7 @@
 
 #include "io/transport.h"
 #include "object_store/service.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 

@@ -13,7 +13,7 @@
 #include "object_store/exchange.h"
 #include "object_store/service.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/store.h"
@@ -163,7 +163,7 @@ tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *pa
 {
     if (tsr_is_object_url(path)) return tsr_object_store_open(opener->host, path, out, err);
     if (tsr_is_address(path)) return tsr_remote_store_open(opener->host, path, out, err);
-    return tsr_folder_store_open(opener->sys, opener->host->allocator, path, out, err);
+    return tsr_directory_store_open(opener->sys, opener->host->allocator, path, out, err);
 }
 
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
@@ -178,7 +178,7 @@ tsr_status tsr_run_store_open(const tsr_host *host, const char *path, tsr_store 
         tsr_is_address(path), err, TSR_E_USAGE,
         "an HTTP server does not list directories, so its checkpoints are unknown; name a directory, or the URL of an "
         "object store");
-    TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, out, err));
+    TSR_TRY(tsr_directory_store_open(NULL, host->allocator, path, out, err));
     if ((*out)->primary == TSR_NO_FILE) return TSR_OK;
     (*out)->close(*out);
     *out = NULL;
@@ -206,7 +206,7 @@ const char *tsr_path_store_version(const tsr_store *store, uint32_t file)
 tsr_hidden_names tsr_path_store_hidden(const tsr_store *store)
 {
     const tsr_hidden_names hidden = tsr_object_store_hidden(store);
-    return hidden.count ? hidden : tsr_folder_store_hidden(store);
+    return hidden.count ? hidden : tsr_directory_store_hidden(store);
 }
 
 static bool is_within(const char *inner, const char *outer)
@@ -692,10 +692,10 @@ tsr_hidden_names tsr_object_store_hidden(const tsr_store *base)
 static tsr_status object_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
 {
     const object_store *store = (const object_store *)base;
-    size_t folder = store->url.size;
-    while (folder && store->url.data[folder - 1] != '/') folder--;
+    size_t directory = store->url.size;
+    while (directory && store->url.data[directory - 1] != '/') directory--;
     const tsr_str url =
-        tsr_arena_format(store->service->arena, err, "%.*s%.*s", (int)folder, store->url.data, TSR_STR_ARG(name));
+        tsr_arena_format(store->service->arena, err, "%.*s%.*s", (int)directory, store->url.data, TSR_STR_ARG(name));
     return url.data ? tsr_object_store_open(host, url.data, out, err) : TSR_E_NOMEM;
 }
 

@@ -167,7 +167,7 @@ tsr_status tsr_service_new(tsr_transport *transport, const tsr_service *kind, ts
 void tsr_service_use_google_checksums(tsr_service *service);
 
 /* Appends an object whose texts live in list->arena. TSR_E_LIMIT where the list would take more memory than a listing may
- * (tessera/sys/folder.h). */
+ * (tessera/sys/directory.h). */
 tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err);
 tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err);
 void tsr_object_list_close(tsr_object_list *list); /* accepts a zeroed one */

@@ -1,6 +1,6 @@
 /* The course of a job. Start reading here. */
 #include "publish/job_state.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
@@ -9,7 +9,7 @@ static job_state state_of(tsr_job *job, tsr_job_extent extent)
 {
     const bool is_share = extent == TSR_JOB_SHARE || extent == TSR_JOB_SHARE_AND_FINISH;
     return (job_state){.job = job,
-                       .backend = tsr_is_object_url(job->destination) ? &tsr_job_objects : &tsr_job_folder,
+                       .backend = tsr_is_object_url(job->destination) ? &tsr_job_objects : &tsr_job_directory,
                        .ranks = job->environment.ranks,
                        .is_first = !job->environment.ranks || job->environment.ranks->rank == 0,
                        .is_shared = extent != TSR_JOB_WHOLE,
@@ -53,11 +53,11 @@ tsr_job_form tsr_job_form_of(const tsr_convert_options *options, const char *des
     const tsr_container to = options->to;
     const bool is_indexed = !options->plan && to == TSR_TO_SAFETENSORS && options->max_shard_size;
     tsr_job_form form = {.marker = is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(to)};
-    form.is_folder =
+    form.is_directory =
         form.marker || options->plan || options->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
-    if (!form.is_folder && tsr_str_ends(tsr_str_from(destination), TSR_STR("/"))) {
+    if (!form.is_directory && tsr_str_ends(tsr_str_from(destination), TSR_STR("/"))) {
         form.file_name = tsr_str_from(tsr_file_of(to));
-        form.is_folder = true;
+        form.is_directory = true;
     }
     return form;
 }
@@ -75,12 +75,12 @@ static tsr_status check_destination(job_state *s, tsr_error *err)
 {
     const tsr_job *job = s->job;
     TSR_TRY(tsr_job_decide(s, NULL, 0, err));
-    const tsr_folder_output_options options = {.is_folder = job->is_folder,
-                                               .existing = tsr_replacement_mode(&s->replacement, job->replaces, false),
-                                               .sources = job->sources,
-                                               .source_count = job->source_count};
+    const tsr_directory_output_options options = {.is_directory = job->is_directory,
+                                                  .existing = tsr_replacement_mode(&s->replacement, job->replaces, false),
+                                                  .sources = job->sources,
+                                                  .source_count = job->source_count};
     if (!tsr_is_url(job->destination))
-        TSR_TRY(tsr_folder_output_check(job->host->allocator, job->destination, &options, err));
+        TSR_TRY(tsr_directory_output_check(job->host->allocator, job->destination, &options, err));
     return tsr_job_note_kept(&job->environment, &s->replacement, job->destination, job->arena, err);
 }
 

@@ -261,7 +261,7 @@ static tsr_status do_rest(job_state *s, tsr_error *err)
 
 static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
 {
-    if (s->job->is_folder || !tsr_work_conversion(s->work)->sidecar.size) return TSR_OK;
+    if (s->job->is_directory || !tsr_work_conversion(s->work)->sidecar.size) return TSR_OK;
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "cannot write '%s': a file of objects next to a single object is not supported; pass --max-shard-size, or --objects drop",
@@ -274,8 +274,8 @@ static tsr_status open_output(job_state *s, tsr_error *err)
     const tsr_str single = TSR_STR("");
     const tsr_str *names = &single;
     size_t count = 1;
-    tsr_status status = s->job->is_folder ? tsr_job_list_files(s, &names, &count, err) : TSR_OK;
-    const tsr_object_output_options options = {.is_folder = s->job->is_folder,
+    tsr_status status = s->job->is_directory ? tsr_job_list_files(s, &names, &count, err) : TSR_OK;
+    const tsr_object_output_options options = {.is_directory = s->job->is_directory,
                                                .overwrite = s->job->replaces,
                                                .generation = s->generation,
                                                .obsolete = r->obsolete,

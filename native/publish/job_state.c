@@ -9,11 +9,11 @@
 #include <unistd.h>
 
 #include "publish/destination.h"
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "publish/job_state.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
@@ -103,7 +103,7 @@ tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, ts
     tsr_inputs inputs = tsr_inputs_new();
     const tsr_replacement_request request = {.host = s->job->host,
                                              .path = s->job->destination,
-                                             .is_folder = s->job->is_folder,
+                                             .is_directory = s->job->is_directory,
                                              .overwrite = s->job->replaces,
                                              .marker = s->job->marker,
                                              .file_name = s->job->file_name,
@@ -178,10 +178,10 @@ static tsr_status note_preferred_file(job_state *s, tsr_error *err)
 {
     static const char *const preferred[] = {TSR_MODEL_FILE, TSR_INDEX_MARKER};
     const tsr_str dest = tsr_str_from(s->job->destination), name = TSR_STR(TSR_TORCH_FILE);
-    const tsr_str folder = {dest.data, tsr_str_ends(dest, name) ? dest.size - name.size : 0};
-    if (!tsr_str_ends(dest, name) || (folder.size && folder.data[folder.size - 1] != '/')) return TSR_OK;
+    const tsr_str directory = {dest.data, tsr_str_ends(dest, name) ? dest.size - name.size : 0};
+    if (!tsr_str_ends(dest, name) || (directory.size && directory.data[directory.size - 1] != '/')) return TSR_OK;
     for (size_t i = 0; i < sizeof preferred / sizeof *preferred; i++) {
-        const tsr_str path = tsr_arena_format(s->job->arena, err, "%.*s%s", TSR_STR_ARG(folder), preferred[i]);
+        const tsr_str path = tsr_arena_format(s->job->arena, err, "%.*s%s", TSR_STR_ARG(directory), preferred[i]);
         if (!path.data) return TSR_E_NOMEM;
         if (access(path.data, F_OK) != 0) continue;
         return note(&s->job->environment,
@@ -196,9 +196,9 @@ static tsr_status note_preferred_file(job_state *s, tsr_error *err)
 tsr_status tsr_job_check_names(job_state *s, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(s->work);
-    tsr_status status = s->job->is_folder ? TSR_OK : note_preferred_file(s, err);
+    tsr_status status = s->job->is_directory ? TSR_OK : note_preferred_file(s, err);
     if (status != TSR_OK) return status;
-    if (!s->job->is_folder) return c->sidecar.size ? check_sidecar_file(s, err) : TSR_OK;
+    if (!s->job->is_directory) return c->sidecar.size ? check_sidecar_file(s, err) : TSR_OK;
     if (c->sidecar.size) status = take_sidecar(&s->replacement, s->job->destination, sidecar_name(s), s->job->arena, err);
     for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++) status = check_name(s, c->files[f], err);
     if (status == TSR_OK && s->job->marker) status = check_name(s, tsr_str_from(s->job->marker), err);
@@ -244,11 +244,12 @@ tsr_status tsr_job_plan(job_state *s, tsr_error *err)
 
 static tsr_status open_sidecar(job_state *s, const char *path, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.existing = s->job->replaces ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
-                                               .tag = s->tag,
-                                               .begun = s->joins ? TSR_BEGUN_JOINED : TSR_BEGUN_REFUSED,
-                                               .parent = tsr_journals_parent(&s->journals)};
-    if (!s->compares) return tsr_folder_output_open(NULL, s->job->host->allocator, path, &options, &s->sidecar, err);
+    const tsr_directory_output_options options = {.existing =
+                                                      s->job->replaces ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
+                                                  .tag = s->tag,
+                                                  .begun = s->joins ? TSR_BEGUN_JOINED : TSR_BEGUN_REFUSED,
+                                                  .parent = tsr_journals_parent(&s->journals)};
+    if (!s->compares) return tsr_directory_output_open(NULL, s->job->host->allocator, path, &options, &s->sidecar, err);
     return tsr_completed_open(s->job->host, path, &s->sidecar, err);
 }
 
@@ -260,7 +261,7 @@ tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err)
     tsr_str name = sidecar_name(s);
     uint32_t file;
     if (text.size == 0) return TSR_OK;
-    if (!s->job->is_folder) {
+    if (!s->job->is_directory) {
         tsr_str path = tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
         if (!path.data) return TSR_E_NOMEM;
         TSR_TRY(open_sidecar(s, path.data, err));
@@ -282,7 +283,7 @@ tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err)
 static bool is_unmarked(const job_state *s, const tsr_store *store)
 {
     const char *marker = s->job->marker, *alone = tsr_file_of(s->options.to);
-    if (!tsr_is_object_url(s->job->destination) || !s->job->is_folder || !marker) return false;
+    if (!tsr_is_object_url(s->job->destination) || !s->job->is_directory || !marker) return false;
     return tsr_store_find(store, tsr_str_from(marker)) == TSR_NO_FILE &&
            (strcmp(marker, TSR_INDEX_MARKER) != 0 || tsr_store_find(store, tsr_str_from(alone)) == TSR_NO_FILE);
 }
@@ -304,7 +305,7 @@ static tsr_status look(const job_state *s, found *out, tsr_error *err)
     /* A run that was killed after it had published a plan's parts leaves their notes, which the next one removes. */
     const bool has_notes = s->is_shared && tsr_is_object_url(s->job->destination) && tsr_path_store_hidden(store).count;
     out->exists = store->file_count > 0 && !is_unmarked(s, store) && !has_notes;
-    for (uint32_t f = 0; f < store->file_count && s->job->is_folder; f++) {
+    for (uint32_t f = 0; f < store->file_count && s->job->is_directory; f++) {
         const uint32_t next = tsr_generation_after(store->files[f].name.data);
         if (next > out->generation + 1) out->generation = next - 1;
     }
@@ -315,9 +316,9 @@ static tsr_status look(const job_state *s, found *out, tsr_error *err)
 /* Refuses objects that a job with --objects sidecar has left: this job does not write them. */
 static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
 {
-    const tsr_str path = s->job->is_folder ? tsr_arena_format(s->job->arena, err, "%s/%.*s", s->job->destination,
-                                                              TSR_STR_ARG(sidecar_name(s)))
-                                           : tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
+    const tsr_str path = s->job->is_directory ? tsr_arena_format(s->job->arena, err, "%s/%.*s", s->job->destination,
+                                                                 TSR_STR_ARG(sidecar_name(s)))
+                                              : tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
     if (s->job->conversion.sidecar.size || tsr_is_url(s->job->destination) || !is_sidecar(path.data)) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
@@ -453,7 +454,7 @@ static tsr_str version_of(tsr_store *store, bool is_remote, uint32_t file, tsr_a
 {
     int64_t seconds, nanoseconds;
     if (is_remote) return tsr_arena_str(arena, tsr_str_from(tsr_path_store_version(store, file)), err);
-    tsr_folder_store_modified(store, file, &seconds, &nanoseconds);
+    tsr_directory_store_modified(store, file, &seconds, &nanoseconds);
     return tsr_arena_format(arena, err, "%" PRId64 ".%09" PRId64, seconds, nanoseconds);
 }
 

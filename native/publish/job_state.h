@@ -1,4 +1,4 @@
-/* The state of a running job. It is shared by its course (job.c), what it does on this machine (job_folder.c) and in an object store
+/* The state of a running job. It is shared by its course (job.c), what it does on this machine (job_directory.c) and in an object store
  * (job_objects.c), and what both do (job_state.c). */
 #ifndef TSR_NATIVE_JOB_STATE_H
 #define TSR_NATIVE_JOB_STATE_H
@@ -22,7 +22,7 @@
  *   publish   writes what surrounds the units, and gives the output its names
  *   end       closes everything; after a failure, removes what nobody can continue
  *
- * A destination on this machine has journals (job_folder.c), one in an object store has unfinished uploads and notes
+ * A destination on this machine has journals (job_directory.c), one in an object store has unfinished uploads and notes
  * (job_objects.c). Nothing here prints: messages go to the environment.
  *
  * Example:
@@ -45,7 +45,7 @@ typedef struct tsr_job {
     const tsr_host *host;
     tsr_arena *arena;        /* has the results */
     const char *destination; /* a path, or the URL of an object store */
-    bool is_folder;          /* it becomes a directory; otherwise one file */
+    bool is_directory;       /* it becomes a directory; otherwise one file */
     tsr_str file_name;       /* of a single file in the directory; empty: not one */
     const char *marker;      /* as tsr_marker_of, or TSR_INDEX_MARKER; NULL: the format has none */
     tsr_checkpoint *source;
@@ -83,7 +83,7 @@ typedef struct tsr_job {
 
 /* What a destination becomes. */
 typedef struct tsr_job_form {
-    bool is_folder; /* as in tsr_job, like the others */
+    bool is_directory; /* as in tsr_job, like the others */
     const char *marker;
     tsr_str file_name;
 } tsr_job_form;
@@ -183,7 +183,7 @@ typedef struct job_state {
     tsr_output *output, *sidecar;
     bool compares; /* `output` compares the destination with what would be written (publish/destination.h) */
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    /* job_folder.c */
+    /* job_directory.c */
     job_start start;
     tsr_journals journals;
     tsr_journal *journal;
@@ -203,7 +203,7 @@ struct job_backend {
     tsr_status (*publish)(job_state *s, tsr_error *err);
     void (*end)(job_state *s, tsr_status status); /* also after a failure of `open` or a later step */
 };
-extern const job_backend tsr_job_folder, tsr_job_objects;
+extern const job_backend tsr_job_directory, tsr_job_objects;
 
 /* Agrees with the other ranks on a common status. */
 tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err);

@@ -32,7 +32,7 @@ struct tsr_journal {
 
 int tsr_journals_open_destination(const tsr_journals *journals)
 {
-    return tsr_sys_open(journals->sys, journals->folder, journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    return tsr_sys_open(journals->sys, journals->directory, journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
 }
 
 bool tsr_is_own_file(const tsr_sys *sys, int fd)
@@ -121,7 +121,7 @@ static tsr_status put_journal(const tsr_journal *j, tsr_str text, tsr_error *err
     TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, text.size, "\n", 1, err));
     TSR_TRY(tsr_sys_sync(sys, j->fd, j->name, err));
     /* Before the output that the journal describes is created. */
-    return tsr_sys_sync(sys, j->journals->folder, j->name, err);
+    return tsr_sys_sync(sys, j->journals->directory, j->name, err);
 }
 
 /* A journal that cannot be written, on a full disk for example, is removed: nothing was created for it yet, and the caller,
@@ -129,7 +129,7 @@ static tsr_status put_journal(const tsr_journal *j, tsr_str text, tsr_error *err
 static tsr_status write_text(const tsr_journal *j, tsr_str text, tsr_error *err)
 {
     const tsr_status status = put_journal(j, text, err);
-    if (status != TSR_OK) j->journals->sys->unlink(j->journals->sys, j->journals->folder, j->name, false);
+    if (status != TSR_OK) j->journals->sys->unlink(j->journals->sys, j->journals->directory, j->name, false);
     return status;
 }
 
@@ -150,9 +150,9 @@ static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
 {
     const tsr_journals *all = j->journals;
     *made = false;
-    j->fd = tsr_sys_open(all->sys, all->folder, j->name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    j->fd = tsr_sys_open(all->sys, all->directory, j->name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     if (j->fd < 0 && errno == ENOENT) {
-        j->fd = tsr_sys_open(all->sys, all->folder, j->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+        j->fd = tsr_sys_open(all->sys, all->directory, j->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
         *made = j->fd >= 0;
     }
     if (j->fd < 0 && errno != ELOOP) return tsr_sys_raise(err, "create", j->name);

@@ -3,7 +3,7 @@
  * removed.
  *
  *   dir/NAME                          the destination; the names below contain its stem (destination.h)
- *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-N (folder.h)
+ *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-N (directory.h)
  *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that describe the work, an empty line, records
  *   dir/.NAME.tessera-TAG.2-by-8      the same, of the second of 8 ranks that work together
  *   dir/.NAME.tessera-TAG.publishing  the record of a publication that has begun (record.h)
@@ -47,7 +47,7 @@ bool tsr_is_own_file(const tsr_sys *sys, int fd);
 typedef struct tsr_journals {
     const tsr_sys *sys;
     const tsr_allocator *allocator;
-    int folder;              /* descriptor of the destination's parent */
+    int directory;           /* descriptor of the destination's parent */
     char name[NAME_MAX + 1]; /* name of the destination in it */
     int held;                /* descriptor of the destination, locked by tsr_journals_hold; or -1 */
 } tsr_journals;
@@ -59,10 +59,10 @@ tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocat
 void tsr_journals_close(tsr_journals *journals); /* accepts a zeroed one */
 /* Opens the destination, if it is a directory and not a symbolic link. Returns a descriptor, or -1 with errno. */
 int tsr_journals_open_destination(const tsr_journals *journals);
-/* For tsr_folder_output_options.parent: NULL if they were not opened, as on ranks that keep no journal. */
+/* For tsr_directory_output_options.parent: NULL if they were not opened, as on ranks that keep no journal. */
 static inline const int *tsr_journals_parent(const tsr_journals *journals)
 {
-    return journals->sys ? &journals->folder : NULL;
+    return journals->sys ? &journals->directory : NULL;
 }
 /* saves.c: keeps other jobs from replacing or writing an existing directory until the journals are closed, so that decisions about its
  * files remain valid until they are replaced. Then removes what killed saves in place (saves.h) left in it; *cleared is their number.
@@ -103,7 +103,7 @@ tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, t
 tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable,
                                    tsr_error *err);
 /* The same for what publishing `output` is about to do, so that an interrupted publication can be completed or undone. `marker` and
- * `companion` are as for tsr_folder_output_record. */
+ * `companion` are as for tsr_directory_output_record. */
 tsr_status tsr_journals_publishing_output(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
                                           tsr_output *companion, bool durable, tsr_error *err);
 

@@ -10,10 +10,10 @@
 
 #include "io/sys.h"
 #include "publish/destination.h"
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "publish/record.h"
 #include "publish/text.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/try.h"
 
 static const char note[] = ".publishing";
@@ -25,9 +25,9 @@ static const char note[] = ".publishing";
 static tsr_status check_parent(const tsr_journals *j, const char *parent, tsr_error *err)
 {
     struct stat info;
-    if (faccessat(j->folder, ".", W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS)) return TSR_OK;
+    if (faccessat(j->directory, ".", W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS)) return TSR_OK;
     const char *why = errno == EROFS ? "the file system is read-only" : "permission denied";
-    const bool exists = j->sys->link_stat_at(j->sys, j->folder, j->name, &info) == 0;
+    const bool exists = j->sys->link_stat_at(j->sys, j->directory, j->name, &info) == 0;
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write to the directory '%s'%s%s%s: %s", parent,
                      exists ? ", where '" : "", exists ? j->name : "", exists ? "' exists" : "", why);
 }
@@ -35,26 +35,27 @@ static tsr_status check_parent(const tsr_journals *j, const char *parent, tsr_er
 tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocator, const tsr_destination *place,
                                 tsr_journals *out, tsr_error *err)
 {
-    *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1, .held = -1};
+    *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .directory = -1, .held = -1};
     memcpy(out->name, place->name, sizeof place->name);
-    out->folder = out->sys->open_at(out->sys, AT_FDCWD, place->parent, O_RDONLY | O_DIRECTORY, 0);
-    return out->folder >= 0 ? check_parent(out, place->parent, err)
-                            : tsr_sys_raise(err, "open the directory", place->parent);
+    out->directory = out->sys->open_at(out->sys, AT_FDCWD, place->parent, O_RDONLY | O_DIRECTORY, 0);
+    return out->directory >= 0 ? check_parent(out, place->parent, err)
+                               : tsr_sys_raise(err, "open the directory", place->parent);
 }
 
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err)
 {
     tsr_destination place;
-    *out = (tsr_journals){.folder = -1, .held = -1};
+    *out = (tsr_journals){.directory = -1, .held = -1};
     TSR_TRY(tsr_destination_of(destination, &place, err));
     return tsr_journals_open_at(sys, allocator, &place, out, err);
 }
 
 void tsr_journals_close(tsr_journals *journals)
 {
-    if (journals->sys && journals->folder >= 0 && journals->held >= 0) journals->sys->close(journals->sys, journals->held);
-    if (journals->sys && journals->folder >= 0) journals->sys->close(journals->sys, journals->folder);
+    if (journals->sys && journals->directory >= 0 && journals->held >= 0)
+        journals->sys->close(journals->sys, journals->held);
+    if (journals->sys && journals->directory >= 0) journals->sys->close(journals->sys, journals->directory);
     *journals = (tsr_journals){0};
 }
 
@@ -105,11 +106,11 @@ static void split_text(tsr_leftover *l, tsr_str bytes)
 
 /* Reads a file into out->text and finds out whether somebody has locked it. *ours is false if it is not a regular file of
  * this user. */
-static tsr_status read_own(const listing *l, int folder, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
+static tsr_status read_own(const listing *l, int directory, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
 {
     const tsr_sys *sys = l->journals->sys;
     struct stat info;
-    const int fd = tsr_sys_open(sys, folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
+    const int fd = tsr_sys_open(sys, directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     *ours = fd >= 0 && tsr_is_own_file(sys, fd);
     if (fd < 0) return errno == EIO || errno == ENFILE || errno == EMFILE ? tsr_sys_raise(err, "open", name) : TSR_OK;
     tsr_status status = TSR_OK;
@@ -134,15 +135,15 @@ static bool begins_like(tsr_str bytes, tsr_str magic)
     return size == 0 || memcmp(bytes.data, magic.data, size) == 0;
 }
 
-static tsr_status look_at(const listing *l, int folder, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
+static tsr_status look_at(const listing *l, int directory, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
 {
     struct stat info;
     if (!out->publishing && !out->part) {
-        *ours = l->journals->sys->link_stat_at(l->journals->sys, folder, name, &info) == 0 && !S_ISLNK(info.st_mode) &&
+        *ours = l->journals->sys->link_stat_at(l->journals->sys, directory, name, &info) == 0 && !S_ISLNK(info.st_mode) &&
                 info.st_uid == geteuid();
         return TSR_OK;
     }
-    tsr_status status = read_own(l, folder, name, out, ours, err);
+    tsr_status status = read_own(l, directory, name, out, ours, err);
     if (status != TSR_OK || !*ours) return status;
     *ours = begins_like(out->text, out->publishing ? TSR_STR("tessera.publishing/") : TSR_STR(TSR_JOURNAL_MAGIC));
     if (out->publishing) return TSR_OK;
@@ -152,7 +153,7 @@ static tsr_status look_at(const listing *l, int folder, const char *name, tsr_le
     return TSR_OK;
 }
 
-static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status add_name(void *ctx, int directory, const char *name, tsr_error *err)
 {
     listing *l = ctx;
     tsr_leftover found = {.part = 0};
@@ -161,7 +162,7 @@ static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *e
     if (!rest) return TSR_OK;
     found.publishing = strcmp(rest, note) == 0;
     if (*rest && !found.publishing && !is_part(rest, &found)) return TSR_OK;
-    TSR_TRY(look_at(l, folder, name, &found, &ours, err));
+    TSR_TRY(look_at(l, directory, name, &found, &ours, err));
     if (!ours) return TSR_OK;
     tsr_leftover *own = tsr_vec_push(&l->found, err);
     if (own) *own = found;
@@ -169,11 +170,11 @@ static tsr_status add_name(void *ctx, int folder, const char *name, tsr_error *e
 }
 
 /* Adds an unpublished file in an existing destination: ".tessera-TAG-0". */
-static tsr_status add_inner(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status add_inner(void *ctx, int directory, const char *name, tsr_error *err)
 {
     static const char start[] = ".tessera-w";
     listing *l = ctx;
-    (void)folder;
+    (void)directory;
     if (strncmp(name, start, sizeof start - 1) != 0 || strlen(name) < sizeof start + TSR_JOURNAL_TAG_SIZE) return TSR_OK;
     tsr_leftover *own = tsr_vec_push(&l->found, err);
     if (!own) return TSR_E_NOMEM;
@@ -192,8 +193,8 @@ tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr
                              tsr_error *err)
 {
     listing l = {journals, arena, tsr_vec_of(journals->allocator, sizeof(tsr_leftover))};
-    tsr_status status = tsr_each_name(journals->sys, journals->folder, ".", add_name, &l, err);
-    if (status == TSR_OK) status = tsr_each_name(journals->sys, journals->folder, journals->name, add_inner, &l, err);
+    tsr_status status = tsr_each_name(journals->sys, journals->directory, ".", add_name, &l, err);
+    if (status == TSR_OK) status = tsr_each_name(journals->sys, journals->directory, journals->name, add_inner, &l, err);
     if (l.found.count) qsort(l.found.items, l.found.count, sizeof(tsr_leftover), by_tag);
     *count = l.found.count;
     *out = tsr_arena_array(arena, l.found.count, sizeof **out, err);
@@ -237,15 +238,15 @@ typedef struct removal {
 } removal;
 
 /* Removes a regular file; leaves links and directories alone. */
-static tsr_status remove_file(const removal *r, int folder, const char *name, tsr_error *err)
+static tsr_status remove_file(const removal *r, int directory, const char *name, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = r->journals->sys;
-    const int parent = tsr_open_parent(sys, folder, &name);
+    const int parent = tsr_open_parent(sys, directory, &name);
     if (parent < 0) return TSR_OK;
     const bool is_file = sys->link_stat_at(sys, parent, name, &info) == 0 && S_ISREG(info.st_mode);
     const tsr_status status = is_file ? tsr_remove_name(sys, parent, name, false, err) : TSR_OK;
-    if (parent != folder) sys->close(sys, parent);
+    if (parent != directory) sys->close(sys, parent);
     return status;
 }
 
@@ -287,35 +288,35 @@ static tsr_status read_lists(removal *r, tsr_error *err)
 }
 
 /* Removes the second name that a file which stays was given in the new directory. */
-static tsr_status remove_link(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status remove_link(void *ctx, int directory, const char *name, tsr_error *err)
 {
     const removal *r = ctx;
     const tsr_sys *sys = r->journals->sys;
     struct stat here, there;
-    if (sys->link_stat_at(sys, folder, name, &here) != 0 || here.st_nlink < 2) return TSR_OK;
-    const int kept = tsr_sys_open(sys, r->journals->folder, r->journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (sys->link_stat_at(sys, directory, name, &here) != 0 || here.st_nlink < 2) return TSR_OK;
+    const int kept = tsr_sys_open(sys, r->journals->directory, r->journals->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (kept < 0) return TSR_OK;
     const bool twice = sys->link_stat_at(sys, kept, name, &there) == 0 && tsr_is_one_file(&here, &there);
     sys->close(sys, kept);
-    return twice ? tsr_remove_name(sys, folder, name, false, err) : TSR_OK;
+    return twice ? tsr_remove_name(sys, directory, name, false, err) : TSR_OK;
 }
 
-static tsr_status remove_folder(const removal *r, const char *name, tsr_error *err)
+static tsr_status remove_directory(const removal *r, const char *name, tsr_error *err)
 {
     const tsr_sys *sys = r->journals->sys;
     const tsr_str *files = r->files.items;
-    const int folder = tsr_sys_open(sys, r->journals->folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    if (folder < 0) return TSR_OK;
+    const int directory = tsr_sys_open(sys, r->journals->directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (directory < 0) return TSR_OK;
     tsr_status status = TSR_OK;
-    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) status = remove_file(r, folder, files[i].data, err);
-    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) tsr_remove_parents(sys, folder, files[i].data);
+    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) status = remove_file(r, directory, files[i].data, err);
+    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) tsr_remove_parents(sys, directory, files[i].data);
     for (int i = 0; i < 2 && status == TSR_OK; i++) {
         const char *const trial = i ? TSR_TRIAL_B : TSR_TRIAL_A;
-        if (sys->unlink(sys, folder, trial, true) != 0 && errno == EIO) status = tsr_sys_raise(err, "remove", trial);
+        if (sys->unlink(sys, directory, trial, true) != 0 && errno == EIO) status = tsr_sys_raise(err, "remove", trial);
     }
-    sys->close(sys, folder);
-    if (status == TSR_OK) status = tsr_each_name(sys, r->journals->folder, name, remove_link, (void *)(uintptr_t)r, err);
-    if (status != TSR_OK || sys->unlink(sys, r->journals->folder, name, true) == 0) return status;
+    sys->close(sys, directory);
+    if (status == TSR_OK) status = tsr_each_name(sys, r->journals->directory, name, remove_link, (void *)(uintptr_t)r, err);
+    if (status != TSR_OK || sys->unlink(sys, r->journals->directory, name, true) == 0) return status;
     return errno == EIO ? tsr_sys_raise(err, "remove", name) : TSR_OK; /* it stays if it holds files of others */
 }
 
@@ -327,10 +328,10 @@ static tsr_status remove_output(const removal *r, tsr_error *err)
     const tsr_journals *j = r->journals;
     snprintf(sidecar, sizeof sidecar, "%s.objects.json", j->name);
     snprintf(name, sizeof name, ".%s.tessera-%s", tsr_stem_of(sidecar, stem), r->tag);
-    TSR_TRY(remove_file(r, j->folder, name, err));
+    TSR_TRY(remove_file(r, j->directory, name, err));
     snprintf(name, sizeof name, ".%s.tessera-%s", tsr_stem_of(j->name, stem), r->tag);
-    if (j->sys->link_stat_at(j->sys, j->folder, name, &info) != 0) return TSR_OK;
-    return S_ISDIR(info.st_mode) ? remove_folder(r, name, err) : remove_file(r, j->folder, name, err);
+    if (j->sys->link_stat_at(j->sys, j->directory, name, &info) != 0) return TSR_OK;
+    return S_ISDIR(info.st_mode) ? remove_directory(r, name, err) : remove_file(r, j->directory, name, err);
 }
 
 /* Removes temporary files in an existing directory. They are numbered in the order of creation, so there are no more than
@@ -339,18 +340,18 @@ static tsr_status remove_inner(const removal *r, tsr_error *err)
 {
     char name[64];
     const tsr_journals *j = r->journals;
-    const int folder = tsr_sys_open(j->sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    if (folder < 0) return TSR_OK;
+    const int directory = tsr_sys_open(j->sys, j->directory, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (directory < 0) return TSR_OK;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) {
         snprintf(name, sizeof name, ".tessera-%s-%zu", r->tag, i);
-        status = remove_file(r, folder, name, err);
+        status = remove_file(r, directory, name, err);
     }
-    j->sys->close(j->sys, folder);
+    j->sys->close(j->sys, directory);
     return status;
 }
 
-static tsr_status remove_journal(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status remove_journal(void *ctx, int directory, const char *name, tsr_error *err)
 {
     const removal *r = ctx;
     tsr_leftover found = {.part = 0};
@@ -360,17 +361,17 @@ static tsr_status remove_journal(void *ctx, int folder, const char *name, tsr_er
     if (!rest || !*rest || strcmp(found.tag, r->tag) != 0 || (r->except && strcmp(name, r->except) == 0)) return TSR_OK;
     found.publishing = strcmp(rest, note) == 0;
     if (found.publishing ? !r->notes : !is_part(rest, &found)) return TSR_OK;
-    TSR_TRY(look_at(&l, folder, name, &found, &ours, err));
-    return ours ? tsr_remove_name(r->journals->sys, folder, name, false, err) : TSR_OK;
+    TSR_TRY(look_at(&l, directory, name, &found, &ours, err));
+    return ours ? tsr_remove_name(r->journals->sys, directory, name, false, err) : TSR_OK;
 }
 
 static tsr_status remove_journals(removal *r, tsr_error *err)
 {
     const tsr_journals *j = r->journals;
     r->notes = false;
-    TSR_TRY(tsr_each_name(j->sys, j->folder, ".", remove_journal, r, err));
+    TSR_TRY(tsr_each_name(j->sys, j->directory, ".", remove_journal, r, err));
     r->notes = true; /* last, because it says what the other files are */
-    return tsr_each_name(j->sys, j->folder, ".", remove_journal, r, err);
+    return tsr_each_name(j->sys, j->directory, ".", remove_journal, r, err);
 }
 
 tsr_status tsr_journals_remove(const tsr_journals *journals, const char *tag, const char *except, tsr_error *err)
@@ -409,12 +410,12 @@ tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag
     const tsr_sys *sys = journals->sys;
     char name[NAME_MAX + 64], stem[TSR_STEM_SIZE + 1];
     snprintf(name, sizeof name, ".%s.tessera-%s%s", tsr_stem_of(journals->name, stem), tag, note);
-    TSR_TRY(tsr_remove_name(sys, journals->folder, name, false, err)); /* of a run that was killed while it wrote it */
-    const int fd = tsr_sys_open(sys, journals->folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+    TSR_TRY(tsr_remove_name(sys, journals->directory, name, false, err)); /* of a run that was killed while it wrote it */
+    const int fd = tsr_sys_open(sys, journals->directory, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (fd < 0) return tsr_sys_raise(err, "create", name);
     tsr_status status = tsr_sys_write((tsr_sys_file){sys, fd, name}, 0, record.data, record.size, err);
     if (status == TSR_OK && durable) status = tsr_sys_sync(sys, fd, name, err);
-    if (status == TSR_OK && durable) status = tsr_sys_sync(sys, journals->folder, name, err);
+    if (status == TSR_OK && durable) status = tsr_sys_sync(sys, journals->directory, name, err);
     sys->close(sys, fd);
     return status;
 }
@@ -423,7 +424,7 @@ tsr_status tsr_journals_publishing_output(const tsr_journals *journals, const ch
                                           tsr_output *companion, bool durable, tsr_error *err)
 {
     tsr_vec record = tsr_vec_of(journals->allocator, 1);
-    tsr_status status = tsr_folder_output_record(output, marker, companion, &record, err);
+    tsr_status status = tsr_directory_output_record(output, marker, companion, &record, err);
     if (status == TSR_OK)
         status = tsr_journals_publishing(journals, tag, (tsr_str){record.items, record.count}, durable, err);
     tsr_vec_free(&record);

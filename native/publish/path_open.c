@@ -9,8 +9,8 @@
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/commands.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/folder.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/path.h"
@@ -277,7 +277,7 @@ static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
     tsr_plan_source source = {0};
     const tsr_host *host = tsr_checkpoint_host(w->checkpoint);
     tsr_store *store = tsr_checkpoint_store(w->checkpoint);
-    const bool is_remote = store->file_count && !tsr_folder_store_identify(store, 0, &id);
+    const bool is_remote = store->file_count && !tsr_directory_store_identify(store, 0, &id);
     const uint64_t flags = (uint64_t)w->convert.raw_cast << 1 | w->convert.no_checksums;
     numbers n = {tsr_vec_of(host->allocator, 1), err};
     *text = TSR_STR(TSR_JOURNAL_MAGIC);
@@ -305,7 +305,7 @@ static tsr_status list_inputs(void *ctx, tsr_inputs *inputs, tsr_error *err)
 static tsr_status unchanged(void *ctx, tsr_error *err)
 {
     const writing *w = ctx;
-    return tsr_folder_store_unchanged(tsr_checkpoint_store(w->checkpoint), err);
+    return tsr_directory_store_unchanged(tsr_checkpoint_store(w->checkpoint), err);
 }
 
 /* ---- the job ---- */
@@ -326,12 +326,12 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
                       .host = tsr_checkpoint_host(checkpoint),
                       .arena = arena,
                       .destination = path,
-                      .is_folder = form.is_folder,
+                      .is_directory = form.is_directory,
                       .file_name = form.file_name,
                       .marker = form.marker,
                       .source = checkpoint,
                       .options = convert,
-                      .has_holes = tsr_folder_store_has_holes(tsr_checkpoint_store(checkpoint)),
+                      .has_holes = tsr_directory_store_has_holes(tsr_checkpoint_store(checkpoint)),
                       .replaces = own.overwrite,
                       .resumes = own.resume,
                       .describe = describe,

@@ -868,7 +868,7 @@ tsr_status tsr_prune_run(const tsr_host *host, const char *run, const tsr_prune_
                  .err = err};
     out->dry_run = chosen.dry_run;
     tsr_status status = tsr_is_object_url(run) ? tsr_object_run_open(host, run, chosen.dry_run, &p.place, err)
-                                               : tsr_folder_run_open(host, run, chosen.dry_run, &p.place, err);
+                                               : tsr_directory_run_open(host, run, chosen.dry_run, &p.place, err);
     if (status == TSR_OK) status = prune(&p, run);
     if (p.place) p.place->close(p.place);
     record *records = p.records.items;

@@ -7,7 +7,7 @@
 #include "publish/job_state.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
@@ -45,7 +45,7 @@ static tsr_status journal_text(const publishing *s, tsr_arena *arena, uint32_t g
                                tsr_error *err)
 {
     const tsr_publication *p = s->job;
-    const tsr_journal_files files = {p->is_folder ? p->names : NULL, p->is_folder ? p->name_count : 0};
+    const tsr_journal_files files = {p->is_directory ? p->names : NULL, p->is_directory ? p->name_count : 0};
     *lines = tsr_arena_format(arena, err, "%s%.*s", TSR_JOURNAL_MAGIC, TSR_STR_ARG(p->line));
     return lines->data ? tsr_journal_text(arena, *lines, generation, files, whole, err) : TSR_E_NOMEM;
 }
@@ -159,7 +159,7 @@ static tsr_status decide_replacement(publishing *s, tsr_error *err)
     tsr_inputs inputs = tsr_inputs_new();
     const tsr_replacement_request request = {.host = p->host,
                                              .path = p->destination,
-                                             .is_folder = p->is_folder,
+                                             .is_directory = p->is_directory,
                                              .overwrite = p->replaces,
                                              .marker = p->marker,
                                              .inputs = &inputs};
@@ -174,7 +174,7 @@ static tsr_status decide_replacement(publishing *s, tsr_error *err)
 static tsr_status check_names(publishing *s, tsr_error *err)
 {
     const tsr_publication *p = s->job;
-    for (size_t i = 0; i < p->name_count && p->is_folder; i++)
+    for (size_t i = 0; i < p->name_count && p->is_directory; i++)
         TSR_TRY(tsr_replacement_check_name(&s->replacement, p->destination, p->names[i], err));
     return tsr_job_note_kept(&p->environment, &s->replacement, p->destination, p->arena, err);
 }
@@ -190,7 +190,7 @@ static tsr_status choose_place(publishing *s, tsr_error *err)
     tsr_publication *p = s->job;
     if (p->replaces) TSR_TRY(tsr_job_hold_destination(&p->environment, &s->journals, p->destination, err));
     TSR_TRY(decide_replacement(s, err));
-    if (p->replaces && p->plan) TSR_TRY(tsr_folder_next_generation(NULL, p->destination, &p->generation, err));
+    if (p->replaces && p->plan) TSR_TRY(tsr_directory_next_generation(NULL, p->destination, &p->generation, err));
     TSR_TRY(plan(p, err));
     TSR_TRY(check_names(s, err));
     s->place.generation = p->generation;
@@ -205,21 +205,21 @@ static tsr_status open_output(publishing *s, tsr_error *err)
     tsr_publication *p = s->job;
     const bool joins = !s->is_first || s->continues;
     const bool stays = !s->is_first || (p->resumes && p->continuation);
-    const tsr_folder_output_options options = {
-        .is_folder = p->is_folder,
-        .existing = tsr_replacement_mode(&s->replacement, p->replaces, p->is_folder && s->is_first),
+    const tsr_directory_output_options options = {
+        .is_directory = p->is_directory,
+        .existing = tsr_replacement_mode(&s->replacement, p->replaces, p->is_directory && s->is_first),
         .tag = s->place.tag,
         .begun = joins ? TSR_BEGUN_JOINED : TSR_BEGUN_REFUSED,
         .unfinished = stays ? TSR_UNFINISHED_KEPT : TSR_UNFINISHED_REMOVED,
         .sums = is_summed(p),
-        .holes = !joins && p->source && tsr_folder_store_has_holes(p->source),
+        .holes = !joins && p->source && tsr_directory_store_has_holes(p->source),
         .generation = s->place.generation,
         .sources = p->sources,
         .source_count = p->source_count,
         .obsolete = s->replacement.obsolete,
         .obsolete_count = s->replacement.obsolete_count,
         .parent = tsr_journals_parent(&s->journals)};
-    TSR_TRY(tsr_folder_output_open(NULL, p->host->allocator, p->destination, &options, &p->output, err));
+    TSR_TRY(tsr_directory_output_open(NULL, p->host->allocator, p->destination, &options, &p->output, err));
     return p->create ? p->create(p->ctx, p->output, err) : TSR_OK;
 }
 
@@ -243,8 +243,8 @@ static bool remove_unfinished(void *state)
     if (s->is_remote && output) tsr_object_output_abandon(output);
     if (!s->is_remote) tsr_sys_stop_naming();
     if (s->is_remote || is_left(s)) return is_left(s);
-    if (output) tsr_folder_output_drop(output);
-    if (output) tsr_folder_output_abandon(output);
+    if (output) tsr_directory_output_drop(output);
+    if (output) tsr_directory_output_abandon(output);
     discard(s);
     return false;
 }
@@ -252,9 +252,9 @@ static bool remove_unfinished(void *state)
 /* Refuses an existing destination before anything is removed that a run which replaces it could continue. */
 static tsr_status refuse_existing(const tsr_publication *p, tsr_error *err)
 {
-    const tsr_folder_output_options options = {
-        .is_folder = p->is_folder, .sources = p->sources, .source_count = p->source_count};
-    return p->replaces ? TSR_OK : tsr_folder_output_check(p->host->allocator, p->destination, &options, err);
+    const tsr_directory_output_options options = {
+        .is_directory = p->is_directory, .sources = p->sources, .source_count = p->source_count};
+    return p->replaces ? TSR_OK : tsr_directory_output_check(p->host->allocator, p->destination, &options, err);
 }
 
 /* A signal can arrive before anything exists, or when all of it is recorded, but not in between. */
@@ -287,7 +287,7 @@ static tsr_status open_remote_output(publishing *s, tsr_error *err)
     tsr_publication *p = s->job;
     const tsr_replacement *r = &s->replacement;
     const tsr_str single = TSR_STR("");
-    const tsr_object_output_options options = {.is_folder = p->is_folder,
+    const tsr_object_output_options options = {.is_directory = p->is_directory,
                                                .overwrite = p->replaces,
                                                .verify = p->reads_back,
                                                .generation = p->generation,
@@ -296,8 +296,8 @@ static tsr_status open_remote_output(publishing *s, tsr_error *err)
                                                .marker_count = r->marker_count,
                                                .is_unlike = r->swap,
                                                .resume = p->resumes,
-                                               .names = p->is_folder ? p->names : &single,
-                                               .name_count = p->is_folder ? p->name_count : 1};
+                                               .names = p->is_directory ? p->names : &single,
+                                               .name_count = p->is_directory ? p->name_count : 1};
     tsr_job_guard(&p->environment, remove_unfinished, s);
     TSR_TRY(tsr_object_output_open(p->host, p->destination, &options, &p->output, err));
     if (s->is_first) tsr_job_warn_of_other_parts(&p->environment, p->output, p->destination);
@@ -347,7 +347,7 @@ tsr_status tsr_publication_open(tsr_publication *p, tsr_error *err)
     *s = (publishing){.job = p,
                       .is_first = !ranks || ranks->rank == 0,
                       .is_remote = tsr_is_object_url(p->destination),
-                      .journals = {.folder = -1, .held = -1}};
+                      .journals = {.directory = -1, .held = -1}};
     p->state = s;
     p->generation = 0;
     const tsr_status status = ranks ? open_on_ranks(s, err) : open_alone(s, err);
@@ -361,7 +361,7 @@ tsr_status tsr_publication_open(tsr_publication *p, tsr_error *err)
 static tsr_status note_publishing(const publishing *s, uint32_t marker, tsr_error *err)
 {
     const tsr_publication *p = s->job;
-    if (!s->journal || !(s->place.swap || tsr_folder_output_replaces(p->output))) return TSR_OK;
+    if (!s->journal || !(s->place.swap || tsr_directory_output_replaces(p->output))) return TSR_OK;
     return tsr_journals_publishing_output(&s->journals, s->place.tag, p->output, marker, NULL, true, err);
 }
 
@@ -399,7 +399,7 @@ static void close_output(publishing *s, bool left)
     s->job->output = NULL;
     tsr_ranked_output_free(&s->ranked);
     s->ranked.inner = NULL;
-    if (output && s->is_first && !s->is_remote && !left) tsr_folder_output_drop(output);
+    if (output && s->is_first && !s->is_remote && !left) tsr_directory_output_drop(output);
     if (output) output->close(output);
 }
 
@@ -434,7 +434,7 @@ static tsr_status clear_completed(tsr_publication *p, tsr_error *err)
 
 static tsr_status unchanged(const tsr_publication *p, tsr_error *err)
 {
-    return p->source ? tsr_folder_store_unchanged(p->source, err) : TSR_OK;
+    return p->source ? tsr_directory_store_unchanged(p->source, err) : TSR_OK;
 }
 
 static tsr_status compare(tsr_publication *p, tsr_error *err)

@@ -111,24 +111,25 @@ bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out)
 
 /* ---- names ---- */
 
-tsr_status tsr_remove_name(const tsr_sys *sys, int folder, const char *name, bool is_folder, tsr_error *err)
+tsr_status tsr_remove_name(const tsr_sys *sys, int directory, const char *name, bool is_directory, tsr_error *err)
 {
     int done;
-    do done = sys->unlink(sys, folder, name, is_folder);
+    do done = sys->unlink(sys, directory, name, is_directory);
     while (done != 0 && errno == EINTR);
     return done == 0 || errno == ENOENT || errno == ENOTDIR ? TSR_OK : tsr_sys_raise(err, "remove", name);
 }
 
-tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
-                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx,
+tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *directory,
+                         tsr_status (*each)(void *ctx, int directory, const char *name, tsr_error *err), void *ctx,
                          tsr_error *err)
 {
-    const int fd = tsr_sys_open(sys, parent, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    if (fd < 0) return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? TSR_OK : tsr_sys_raise(err, "list", folder);
+    const int fd = tsr_sys_open(sys, parent, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (fd < 0)
+        return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? TSR_OK : tsr_sys_raise(err, "list", directory);
     DIR *dir = fdopendir(fd);
     if (!dir) {
         sys->close(sys, fd);
-        return tsr_sys_raise(err, "list", folder);
+        return tsr_sys_raise(err, "list", directory);
     }
     tsr_status status = TSR_OK;
     for (struct dirent *item; status == TSR_OK && (item = readdir(dir));) {
@@ -138,30 +139,30 @@ tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
     return status;
 }
 
-int tsr_open_parent(const tsr_sys *sys, int folder, const char **name)
+int tsr_open_parent(const tsr_sys *sys, int directory, const char **name)
 {
     char part[NAME_MAX + 1];
-    int at = folder;
+    int at = directory;
     for (const char *slash; at >= 0 && (slash = strchr(*name, '/')) != NULL; *name = slash + 1) {
         const int from = at;
         snprintf(part, sizeof part, "%.*s", (int)(slash - *name), *name);
         at = tsr_sys_open(sys, from, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-        if (from != folder) sys->close(sys, from);
+        if (from != directory) sys->close(sys, from);
     }
     return at;
 }
 
-void tsr_remove_parents(const tsr_sys *sys, int folder, const char *name)
+void tsr_remove_parents(const tsr_sys *sys, int directory, const char *name)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s", name);
     for (char *slash; (slash = strrchr(path, '/')) != NULL;) {
         *slash = '\0';
         const char *last = path;
-        const int parent = tsr_open_parent(sys, folder, &last);
+        const int parent = tsr_open_parent(sys, directory, &last);
         if (parent < 0) continue;
         sys->unlink(sys, parent, last, true);
-        if (parent != folder) sys->close(sys, parent);
+        if (parent != directory) sys->close(sys, parent);
     }
 }
 
@@ -180,45 +181,45 @@ static bool is_identical(const tsr_record *record, const tsr_journals *journals,
 {
     struct stat beside;
     const bool comparable =
-        journals->sys->stat(journals->sys, journals->folder, &beside) == 0 && (uint64_t)beside.st_dev == record->device;
+        journals->sys->stat(journals->sys, journals->directory, &beside) == 0 && (uint64_t)beside.st_dev == record->device;
     return tsr_identity_is(then, info, comparable);
 }
 
-/* Whether a name in `folder` is still the file that was recorded. */
-static bool is_there(const tsr_record *record, const tsr_journals *journals, int folder, const tsr_recorded_file *file)
+/* Whether a name in `directory` is still the file that was recorded. */
+static bool is_there(const tsr_record *record, const tsr_journals *journals, int directory, const tsr_recorded_file *file)
 {
     char name[NAME_MAX + 1];
     struct stat info;
-    return journals->sys->link_stat_at(journals->sys, folder, name_of(file, name), &info) == 0 &&
+    return journals->sys->link_stat_at(journals->sys, directory, name_of(file, name), &info) == 0 &&
            is_identical(record, journals, &file->identity, &info);
 }
 
 /* ---- what is done ---- */
 
 /* How many of the new files have their names in the destination. *all is the number of new files. */
-static size_t count_new(const tsr_record *record, const tsr_journals *journals, int folder, size_t *all)
+static size_t count_new(const tsr_record *record, const tsr_journals *journals, int directory, size_t *all)
 {
     size_t found = 0;
     *all = 0;
     for (size_t i = 0; i < record->count; i++) {
         if (record->files[i].old) continue;
-        found += is_there(record, journals, folder, &record->files[i]);
+        found += is_there(record, journals, directory, &record->files[i]);
         ++*all;
     }
     return found;
 }
 
-static bool is_switched(const tsr_record *record, const tsr_journals *journals, int folder)
+static bool is_switched(const tsr_record *record, const tsr_journals *journals, int directory)
 {
     struct stat info;
     size_t all;
     const tsr_recorded_file marker = {record->marker, record->identity, false};
     const bool into = record->kind == TSR_SWITCH_MARKER || record->kind == TSR_SWITCH_MOVE;
-    if (into && marker.name.size) return is_there(record, journals, folder, &marker);
-    const size_t found = count_new(record, journals, folder, &all);
+    if (into && marker.name.size) return is_there(record, journals, directory, &marker);
+    const size_t found = count_new(record, journals, directory, &all);
     if (into) return found == all;
     /* It must be the directory that was made. Another one that reuses its inode number contains none of the new files. */
-    return journals->sys->stat(journals->sys, folder, &info) == 0 &&
+    return journals->sys->stat(journals->sys, directory, &info) == 0 &&
            is_identical(record, journals, &record->identity, &info) && (found > 0 || all == 0);
 }
 
@@ -227,11 +228,11 @@ bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journ
     struct stat info;
     const tsr_sys *sys = journals->sys;
     if (record->kind == TSR_SWITCH_FILE)
-        return sys->link_stat_at(sys, journals->folder, journals->name, &info) == 0 &&
+        return sys->link_stat_at(sys, journals->directory, journals->name, &info) == 0 &&
                is_identical(record, journals, &record->identity, &info);
-    const int folder = tsr_journals_open_destination(journals);
-    const bool published = folder >= 0 && is_switched(record, journals, folder);
-    if (folder >= 0) sys->close(sys, folder);
+    const int directory = tsr_journals_open_destination(journals);
+    const bool published = directory >= 0 && is_switched(record, journals, directory);
+    if (directory >= 0) sys->close(sys, directory);
     return published;
 }
 
@@ -239,13 +240,13 @@ tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *jour
                               const tsr_str **names, size_t *count, tsr_error *err)
 {
     tsr_str *list = tsr_arena_array(arena, record->count, sizeof *list, err);
-    const int folder = tsr_journals_open_destination(journals);
+    const int directory = tsr_journals_open_destination(journals);
     *names = list;
     *count = 0;
-    for (size_t i = 0; list && folder >= 0 && i < record->count; i++)
-        if (!record->files[i].old && is_there(record, journals, folder, &record->files[i]))
+    for (size_t i = 0; list && directory >= 0 && i < record->count; i++)
+        if (!record->files[i].old && is_there(record, journals, directory, &record->files[i]))
             list[(*count)++] = record->files[i].name;
-    if (folder >= 0) journals->sys->close(journals->sys, folder);
+    if (directory >= 0) journals->sys->close(journals->sys, directory);
     return list ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -261,20 +262,20 @@ static bool is_new_name(const tsr_record *record, tsr_str name)
 static tsr_status remove_files(const tsr_record *record, const tsr_journals *journals, bool old, tsr_error *err)
 {
     char name[NAME_MAX + 1];
-    const int folder = tsr_journals_open_destination(journals);
-    if (folder < 0) return TSR_OK;
+    const int directory = tsr_journals_open_destination(journals);
+    if (directory < 0) return TSR_OK;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < record->count && status == TSR_OK; i++) {
         const tsr_recorded_file *f = &record->files[i];
         const bool replaced = old && record->kind != TSR_SWITCH_MOVE && is_new_name(record, f->name);
         if (f->old != old || replaced) continue;
-        if (is_there(record, journals, folder, f))
-            status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
-        if (record->kind == TSR_SWITCH_MOVE) tsr_remove_parents(journals->sys, folder, name_of(f, name));
+        if (is_there(record, journals, directory, f))
+            status = tsr_remove_name(journals->sys, directory, name_of(f, name), false, err);
+        if (record->kind == TSR_SWITCH_MOVE) tsr_remove_parents(journals->sys, directory, name_of(f, name));
     }
     /* Before the record is removed. */
-    if (status == TSR_OK) status = tsr_sys_sync(journals->sys, folder, journals->name, err);
-    journals->sys->close(journals->sys, folder);
+    if (status == TSR_OK) status = tsr_sys_sync(journals->sys, directory, journals->name, err);
+    journals->sys->close(journals->sys, directory);
     return status;
 }
 
@@ -304,16 +305,16 @@ static tsr_status end_companion(const tsr_record *record, const tsr_recorded_fil
     const tsr_sys *sys = journals->sys;
     bool replaces = false;
     for (size_t i = 0; i < record->count; i++)
-        replaces |= record->files[i].old && is_there(record, journals, journals->folder, &record->files[i]);
+        replaces |= record->files[i].old && is_there(record, journals, journals->directory, &record->files[i]);
     snprintf(temporary, sizeof temporary, ".%s.tessera-%s", tsr_stem_of(name_of(file, name), stem), tag);
-    if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 ||
+    if (sys->link_stat_at(sys, journals->directory, temporary, &info) != 0 ||
         !is_identical(record, journals, &file->identity, &info))
         return TSR_OK;
     int done;
-    do done = (replaces ? sys->rename : sys->rename_new)(sys, journals->folder, temporary, journals->folder, name);
+    do done = (replaces ? sys->rename : sys->rename_new)(sys, journals->directory, temporary, journals->directory, name);
     while (done != 0 && errno == EINTR);
     if (done != 0 && errno != EEXIST) return tsr_sys_raise(err, "give its name to", name);
-    return tsr_sys_sync(sys, journals->folder, name, err);
+    return tsr_sys_sync(sys, journals->directory, name, err);
 }
 
 static tsr_status end_companions(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err)
@@ -332,21 +333,21 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
     if (record->kind == TSR_SWITCH_MARKER || record->kind == TSR_SWITCH_MOVE)
         return remove_files(record, journals, true, err);
     if (record->kind == TSR_SWITCH_FILE) return end_companions(record, journals, tag, err);
-    if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
+    if (record->kind != TSR_SWITCH_DIRECTORIES) return TSR_OK;
     snprintf(retired, sizeof retired, ".%s.tessera-%s", tsr_stem_of(journals->name, stem), tag);
     const recorded old = {record, journals};
-    return tsr_retire_folder(journals->sys, journals->folder, retired, journals->name,
-                             (tsr_obsolete_test){is_recorded_old, &old}, err);
+    return tsr_retire_directory(journals->sys, journals->directory, retired, journals->name,
+                                (tsr_obsolete_test){is_recorded_old, &old}, err);
 }
 
 /* Whether there is an old checkpoint that is still whole: its first file is removed before all others. */
 static bool keeps_old(const tsr_record *record, const tsr_journals *journals)
 {
-    const int folder = tsr_journals_open_destination(journals);
+    const int directory = tsr_journals_open_destination(journals);
     size_t i = 0;
     while (i < record->count && !record->files[i].old) i++;
-    const bool kept = folder >= 0 && i < record->count && is_there(record, journals, folder, &record->files[i]);
-    if (folder >= 0) journals->sys->close(journals->sys, folder);
+    const bool kept = directory >= 0 && i < record->count && is_there(record, journals, directory, &record->files[i]);
+    if (directory >= 0) journals->sys->close(journals->sys, directory);
     return kept;
 }
 
@@ -364,50 +365,50 @@ typedef struct retiring {
     const tsr_sys *sys;
     int replacing;
     tsr_obsolete_test test;
-    const char *subfolder;
+    const char *subdirectory;
 } retiring;
 
 /* Removes a file in a subdirectory if it is obsolete. */
-static tsr_status retire_inner(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status retire_inner(void *ctx, int directory, const char *name, tsr_error *err)
 {
     const retiring *r = ctx;
     struct stat info;
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", r->subfolder, name);
+    snprintf(path, sizeof path, "%s/%s", r->subdirectory, name);
     const bool obsolete =
-        r->sys->link_stat_at(r->sys, folder, name, &info) == 0 && r->test.is_obsolete(r->test.ctx, path, &info);
-    return obsolete ? tsr_remove_name(r->sys, folder, name, false, err) : TSR_OK;
+        r->sys->link_stat_at(r->sys, directory, name, &info) == 0 && r->test.is_obsolete(r->test.ctx, path, &info);
+    return obsolete ? tsr_remove_name(r->sys, directory, name, false, err) : TSR_OK;
 }
 
 /* Sets *gone if the subdirectory is removed, because nothing else was in it. */
-static tsr_status retire_subfolder(const retiring *r, int folder, const char *name, bool *gone, tsr_error *err)
+static tsr_status retire_subdirectory(const retiring *r, int directory, const char *name, bool *gone, tsr_error *err)
 {
     retiring inner = *r;
-    inner.subfolder = name;
-    TSR_TRY(tsr_each_name(r->sys, folder, name, retire_inner, &inner, err));
-    *gone = r->sys->unlink(r->sys, folder, name, true) == 0;
+    inner.subdirectory = name;
+    TSR_TRY(tsr_each_name(r->sys, directory, name, retire_inner, &inner, err));
+    *gone = r->sys->unlink(r->sys, directory, name, true) == 0;
     return TSR_OK;
 }
 
-static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status retire_file(void *ctx, int directory, const char *name, tsr_error *err)
 {
     const retiring *r = ctx;
     struct stat old, new;
     bool gone = false;
     int done;
-    if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0)
+    if (r->sys->link_stat_at(r->sys, directory, name, &old) != 0)
         return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
-    if (S_ISDIR(old.st_mode)) TSR_TRY(retire_subfolder(r, folder, name, &gone, err));
+    if (S_ISDIR(old.st_mode)) TSR_TRY(retire_subdirectory(r, directory, name, &gone, err));
     if (gone) return TSR_OK;
     const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && tsr_is_one_file(&old, &new);
-    if (twice || r->test.is_obsolete(r->test.ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
-    do done = r->sys->rename_new(r->sys, folder, name, r->replacing, name);
+    if (twice || r->test.is_obsolete(r->test.ctx, name, &old)) return tsr_remove_name(r->sys, directory, name, false, err);
+    do done = r->sys->rename_new(r->sys, directory, name, r->replacing, name);
     while (done != 0 && errno == EINTR);
     return done == 0 || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "keep", name);
 }
 
-tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
-                             tsr_obsolete_test test, tsr_error *err)
+tsr_status tsr_retire_directory(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
+                                tsr_obsolete_test test, tsr_error *err)
 {
     retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), test, NULL};
     if (r.replacing < 0) return tsr_sys_raise(err, "open", replacing);

@@ -61,8 +61,8 @@ static inline bool tsr_is_one_file(const struct stat *a, const struct stat *b)
 
 typedef enum tsr_switch {
     TSR_SWITCH_FILE,
-    TSR_SWITCH_NEW_FOLDER,
-    TSR_SWITCH_FOLDERS,
+    TSR_SWITCH_NEW_DIRECTORY,
+    TSR_SWITCH_DIRECTORIES,
     TSR_SWITCH_MARKER,
     TSR_SWITCH_MOVE /* as TSR_SWITCH_MARKER, but the old files were removed before, the marker first */
 } tsr_switch;
@@ -105,19 +105,19 @@ typedef struct tsr_obsolete_test {
 
 /* Removes a directory after another one has replaced it. Obsolete files are removed, also those in its subdirectories,
  * and so are second names of files in the new directory; any other file, which must have appeared since, is moved to the new one. Both are names in `parent`. */
-tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
-                             tsr_obsolete_test test, tsr_error *err);
+tsr_status tsr_retire_directory(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
+                                tsr_obsolete_test test, tsr_error *err);
 /* Calls `each` for every name in a subdirectory of `parent`, except "." and "..", until it fails. Does not follow a link. */
-tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
-                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx,
+tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *directory,
+                         tsr_status (*each)(void *ctx, int directory, const char *name, tsr_error *err), void *ctx,
                          tsr_error *err);
-/* Opens the directory of a file below `folder`, one component after the other, so that no link leads elsewhere. *name is
- * then the last component. Returns `folder` itself if the name has only one component, and -1 if a directory is missing. */
-int tsr_open_parent(const tsr_sys *sys, int folder, const char **name);
-/* Removes the directories that a file below `folder` was in, if they are empty now. */
-void tsr_remove_parents(const tsr_sys *sys, int folder, const char *name);
+/* Opens the directory of a file below `directory`, one component after the other, so that no link leads elsewhere. *name is
+ * then the last component. Returns `directory` itself if the name has only one component, and -1 if a directory is missing. */
+int tsr_open_parent(const tsr_sys *sys, int directory, const char **name);
+/* Removes the directories that a file below `directory` was in, if they are empty now. */
+void tsr_remove_parents(const tsr_sys *sys, int directory, const char *name);
 /* unlink that is repeated on EINTR. A name that does not exist, or that is not the directory it should be, is not an
  * error. */
-tsr_status tsr_remove_name(const tsr_sys *sys, int folder, const char *name, bool is_folder, tsr_error *err);
+tsr_status tsr_remove_name(const tsr_sys *sys, int directory, const char *name, bool is_directory, tsr_error *err);
 
 #endif

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "publish/destination.h"
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/object_store.h"
@@ -31,7 +31,7 @@ tsr_inputs tsr_inputs_new(void)
 void tsr_inputs_free(tsr_inputs *inputs)
 {
     tsr_vec_free(&inputs->files);
-    tsr_vec_free(&inputs->folders);
+    tsr_vec_free(&inputs->directories);
 }
 
 static tsr_status add(tsr_vec *list, uint64_t device, uint64_t inode, const char *name, tsr_error *err)
@@ -47,11 +47,11 @@ static tsr_status add_files(tsr_inputs *inputs, tsr_store *store, const bool *ow
     tsr_status status = TSR_OK;
     tsr_file_id id;
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
-        if (!tsr_folder_store_identify(store, f, &id) || !(!owned || id.was_read || owned[f])) continue;
+        if (!tsr_directory_store_identify(store, f, &id) || !(!owned || id.was_read || owned[f])) continue;
         status = add(&inputs->files, id.device, id.inode, store->files[f].name.data, err);
     }
-    if (status == TSR_OK && tsr_folder_store_identify(store, TSR_NO_FILE, &id))
-        status = add(&inputs->folders, id.device, id.inode, "", err);
+    if (status == TSR_OK && tsr_directory_store_identify(store, TSR_NO_FILE, &id))
+        status = add(&inputs->directories, id.device, id.inode, "", err);
     return status;
 }
 
@@ -74,25 +74,25 @@ tsr_status tsr_inputs_add_path(tsr_inputs *inputs, const char *path, tsr_error *
     return add(&inputs->files, (uint64_t)info.st_dev, (uint64_t)info.st_ino, path, err);
 }
 
-static const tsr_input *find(const tsr_vec *list, int folder, const char *path)
+static const tsr_input *find(const tsr_vec *list, int directory, const char *path)
 {
     struct stat info;
     const tsr_input *inputs = list->items;
-    if (fstatat(folder, path, &info, 0) != 0) return NULL;
+    if (fstatat(directory, path, &info, 0) != 0) return NULL;
     for (size_t i = 0; i < list->count; i++)
         if (inputs[i].inode == (uint64_t)info.st_ino && inputs[i].device == (uint64_t)info.st_dev) return &inputs[i];
     return NULL;
 }
 
-const tsr_input *tsr_inputs_find(const tsr_inputs *inputs, int folder, const char *path)
+const tsr_input *tsr_inputs_find(const tsr_inputs *inputs, int directory, const char *path)
 {
-    return find(&inputs->files, folder, path);
+    return find(&inputs->files, directory, path);
 }
 
 /* The same for directories. */
-static const tsr_input *inputs_find_folder(const tsr_inputs *inputs, int folder, const char *path)
+static const tsr_input *inputs_find_directory(const tsr_inputs *inputs, int directory, const char *path)
 {
-    return find(&inputs->folders, folder, path);
+    return find(&inputs->directories, directory, path);
 }
 
 /* ---- generation ---- */
@@ -120,22 +120,22 @@ uint32_t tsr_generation_after(const char *name)
     return has_generation(name) ? generation_of(name) + 1 : 0;
 }
 
-tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err)
+tsr_status tsr_directory_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err)
 {
     if (!sys) sys = &tsr_sys_posix;
     *out = 0;
     int fd = sys->open_at(sys, AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return TSR_OK;
-    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
-    if (!folder) {
+    DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!directory) {
         if (fd >= 0) sys->close(sys, fd);
         return tsr_sys_raise(err, "list", path);
     }
-    for (struct dirent *item; (item = readdir(folder));) {
+    for (struct dirent *item; (item = readdir(directory));) {
         const uint32_t next = tsr_generation_after(item->d_name);
         if (next > *out) *out = next;
     }
-    closedir(folder);
+    closedir(directory);
     return TSR_OK;
 }
 
@@ -230,14 +230,14 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
 }
 
 /* Adds names that the store does not list because they cannot be read: subdirectories, dangling links, pipes. */
-static tsr_status add_unread(decision *d, DIR *folder, tsr_vec *kept, tsr_error *err)
+static tsr_status add_unread(decision *d, DIR *directory, tsr_vec *kept, tsr_error *err)
 {
     struct stat info;
-    for (struct dirent *item; (item = readdir(folder));) {
+    for (struct dirent *item; (item = readdir(directory));) {
         const tsr_str name = tsr_str_from(item->d_name);
         const bool is_own = tsr_str_equal(name, TSR_STR(".")) || tsr_str_equal(name, TSR_STR("..")) ||
                             (item->d_name[0] == '.' && strstr(item->d_name, ".tessera-"));
-        if (is_own || (fstatat(dirfd(folder), item->d_name, &info, 0) == 0 && S_ISREG(info.st_mode))) continue;
+        if (is_own || (fstatat(dirfd(directory), item->d_name, &info, 0) == 0 && S_ISREG(info.st_mode))) continue;
         const tsr_str copy = tsr_arena_str(d->arena, name, err);
         tsr_kept *own = copy.data ? tsr_vec_push(kept, err) : NULL;
         if (!own) return TSR_E_NOMEM;
@@ -256,10 +256,10 @@ static tsr_status keep_unread(decision *d, const tsr_kept *files, tsr_error *err
 {
     tsr_replacement *out = d->out;
     tsr_vec unread = tsr_vec_of(d->request->host->allocator, sizeof(tsr_kept));
-    DIR *folder = opendir(d->request->path);
-    tsr_status status = folder ? add_unread(d, folder, &unread, err)
-                               : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot list '%s'", d->request->path);
-    if (folder) closedir(folder);
+    DIR *directory = opendir(d->request->path);
+    tsr_status status = directory ? add_unread(d, directory, &unread, err)
+                                  : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot list '%s'", d->request->path);
+    if (directory) closedir(directory);
     out->kept = status == TSR_OK ? tsr_arena_array(d->arena, out->kept_count + unread.count, sizeof *files, err) : NULL;
     if (status == TSR_OK && !out->kept) status = TSR_E_NOMEM;
     if (status == TSR_OK && out->kept_count) memcpy(out->kept, files, out->kept_count * sizeof *files);
@@ -403,24 +403,24 @@ static tsr_status refuse_overlap(const decision *d, tsr_error *err)
 {
     const tsr_inputs *inputs = d->request->inputs;
     if (!inputs) return TSR_OK;
-    const tsr_input *input = inputs_find_folder(inputs, AT_FDCWD, d->request->path);
+    const tsr_input *input = inputs_find_directory(inputs, AT_FDCWD, d->request->path);
     TSR_FAIL_IF(input, err, TSR_E_USAGE,
                 "the source is in the destination '%s', which cannot be replaced while it is being read", d->request->path);
-    const int folder = open(d->request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    for (size_t i = 0; i < d->out->obsolete_count && folder >= 0 && !input; i++) {
-        input = tsr_inputs_find(inputs, folder, d->out->obsolete[i].data);
+    const int directory = open(d->request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (size_t i = 0; i < d->out->obsolete_count && directory >= 0 && !input; i++) {
+        input = tsr_inputs_find(inputs, directory, d->out->obsolete[i].data);
         if (input)
             tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                       "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is being read",
                       TSR_STR_ARG(d->out->obsolete[i]), d->request->path, input->name);
     }
-    if (folder >= 0) close(folder);
+    if (directory >= 0) close(directory);
     return input ? TSR_E_USAGE : TSR_OK;
 }
 
 /* ---- the decision ---- */
 
-static tsr_status decide_folder(decision *d, tsr_error *err)
+static tsr_status decide_directory(decision *d, tsr_error *err)
 {
     TSR_TRY(open_old(d, err));
     TSR_TRY(refuse_unreadable(d, err));
@@ -433,15 +433,15 @@ static tsr_status decide_folder(decision *d, tsr_error *err)
 }
 
 /* Opens the directory at an object store's URL, if there is one that may be replaced. */
-static tsr_status open_remote(decision *d, bool *is_folder, tsr_error *err)
+static tsr_status open_remote(decision *d, bool *is_directory, tsr_error *err)
 {
     tsr_error why = {0};
     const tsr_status status = tsr_path_store_open(d->request->host, d->request->path, &d->store, &why);
-    *is_folder = false;
+    *is_directory = false;
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
     TSR_FAIL_IF(status != TSR_OK, err, status, "%s", why.message);
     d->out->exists = d->store->file_count > 0;
-    *is_folder = d->out->exists && d->store->primary == TSR_NO_FILE && d->request->is_folder;
+    *is_directory = d->out->exists && d->store->primary == TSR_NO_FILE && d->request->is_directory;
     return TSR_OK;
 }
 
@@ -462,12 +462,12 @@ static tsr_status refuse_exchange(const decision *d, tsr_error *err)
 
 static tsr_status decide_remote(decision *d, tsr_error *err)
 {
-    bool is_folder = false;
+    bool is_directory = false;
     if (!d->request->overwrite) return TSR_OK;
-    tsr_status status = open_remote(d, &is_folder, err);
-    if (status == TSR_OK && is_folder) status = decide_folder(d, err);
-    if (status == TSR_OK && is_folder) status = refuse_exchange(d, err);
-    for (uint32_t f = 0; status == TSR_OK && is_folder && f < d->store->file_count; f++) {
+    tsr_status status = open_remote(d, &is_directory, err);
+    if (status == TSR_OK && is_directory) status = decide_directory(d, err);
+    if (status == TSR_OK && is_directory) status = refuse_exchange(d, err);
+    for (uint32_t f = 0; status == TSR_OK && is_directory && f < d->store->file_count; f++) {
         const uint32_t next = tsr_generation_after(d->store->files[f].name.data);
         if (next > d->out->generation) d->out->generation = next;
     }
@@ -485,10 +485,10 @@ tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_ar
     *out = (tsr_replacement){0};
     if (is_remote(&d)) return decide_remote(&d, err);
     out->exists = stat(request->path, &info) == 0;
-    if (!out->exists || !request->overwrite || S_ISDIR(info.st_mode) != request->is_folder) return TSR_OK;
-    if (!request->is_folder) return refuse_file_overlap(request, err);
-    TSR_TRY(tsr_folder_store_open(NULL, request->host->allocator, request->path, &d.store, err));
-    const tsr_status status = decide_folder(&d, err);
+    if (!out->exists || !request->overwrite || S_ISDIR(info.st_mode) != request->is_directory) return TSR_OK;
+    if (!request->is_directory) return refuse_file_overlap(request, err);
+    TSR_TRY(tsr_directory_store_open(NULL, request->host->allocator, request->path, &d.store, err));
+    const tsr_status status = decide_directory(&d, err);
     tsr_checkpoint_close(d.old);
     d.store->close(d.store);
     return status;

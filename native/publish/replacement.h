@@ -13,7 +13,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 /* ---- what is read ---- */
 
@@ -22,8 +22,8 @@
 
 /* All files that a job reads. */
 typedef struct tsr_inputs {
-    tsr_vec files;   /* of tsr_input */
-    tsr_vec folders; /* of tsr_input: directories that contain files of a checkpoint */
+    tsr_vec files;       /* of tsr_input */
+    tsr_vec directories; /* of tsr_input: directories that contain files of a checkpoint */
 } tsr_inputs;
 
 typedef struct tsr_input {
@@ -40,8 +40,8 @@ tsr_status tsr_inputs_add(tsr_inputs *inputs, tsr_store *store, tsr_checkpoint *
 /* Adds a document by its path. Ignores NULL and paths that do not exist. Borrows the path. */
 tsr_status tsr_inputs_add_path(tsr_inputs *inputs, const char *path, tsr_error *err);
 
-/* The input that is the same file as a path in `folder` (a descriptor, or AT_FDCWD), following links; or NULL. */
-const tsr_input *tsr_inputs_find(const tsr_inputs *inputs, int folder, const char *path);
+/* The input that is the same file as a path in `directory` (a descriptor, or AT_FDCWD), following links; or NULL. */
+const tsr_input *tsr_inputs_find(const tsr_inputs *inputs, int directory, const char *path);
 
 /* ---- replacement ---- */
 
@@ -69,8 +69,8 @@ static inline const char *tsr_beside_marker(const char *marker)
 
 typedef struct tsr_replacement_request {
     const tsr_host *host;
-    const char *path; /* the destination: a local path, or the URL of an object store */
-    bool is_folder;   /* a directory will be written; otherwise one file */
+    const char *path;  /* the destination: a local path, or the URL of an object store */
+    bool is_directory; /* a directory will be written; otherwise one file */
     bool overwrite;
     const char *marker;       /* as tsr_marker_of, or TSR_INDEX_MARKER; NULL: the format has none */
     tsr_str file_name;        /* of a single file in the directory, which replaces any file of this name; empty: not one */
@@ -93,7 +93,7 @@ typedef struct tsr_replacement {
     bool has_stray;    /* a kept file holds tensors: only a marker can distinguish the new checkpoint from it */
     tsr_str *obsolete; /* has room for all files; markers come first */
     size_t obsolete_count, marker_count;
-    uint32_t generation; /* of an object store: the next free generation (tsr_folder_next_generation) */
+    uint32_t generation; /* of an object store: the next free generation (tsr_directory_next_generation) */
     tsr_kept *kept;
     size_t kept_count;
 } tsr_replacement;
@@ -107,7 +107,7 @@ static inline tsr_existing tsr_replacement_mode(const tsr_replacement *replaceme
 }
 
 /* Reads what is at the destination and decides. Without `overwrite`, does not look into an existing destination, because
- * tsr_folder_output_open refuses it. Errors: TSR_E_USAGE if a file being read would be replaced, or the source is in the
+ * tsr_directory_output_open refuses it. Errors: TSR_E_USAGE if a file being read would be replaced, or the source is in the
  * destination; TSR_E_UNSUPPORTED if the old metadata cannot be read, or if a file that stays would be taken for part of the
  * new checkpoint; errors of reading the old checkpoint. */
 tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out,

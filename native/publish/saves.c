@@ -2,13 +2,13 @@
 #include "publish/saves.h"
 
 #include "publish/destination.h"
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "publish/record.h"
 #include "publish/text.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/try.h"
 
 #include <errno.h>
@@ -52,12 +52,12 @@ static void try_to_hold(tsr_journals *j, int (*lock)(const tsr_sys *sys, int fd)
 {
     struct stat locked, named;
     const tsr_sys *sys = j->sys;
-    const int fd = tsr_sys_open(sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    const int fd = tsr_sys_open(sys, j->directory, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     *again = false;
     if (fd < 0) return; /* there is no old checkpoint about which two jobs could decide differently */
     /* Other errors: the file system has no locks. */
     const bool taken = lock(sys, fd) != 0 && (errno == EWOULDBLOCK || errno == EINTR);
-    const bool same = sys->stat(sys, fd, &locked) == 0 && sys->link_stat_at(sys, j->folder, j->name, &named) == 0 &&
+    const bool same = sys->stat(sys, fd, &locked) == 0 && sys->link_stat_at(sys, j->directory, j->name, &named) == 0 &&
                       tsr_is_one_file(&locked, &named);
     *again = taken || !same;
     if (*again) sys->close(sys, fd);
@@ -106,12 +106,12 @@ static const char *name_of(const char *token, const char *end, char name[64])
     return name;
 }
 
-static tsr_status add_token(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status add_token(void *ctx, int directory, const char *name, tsr_error *err)
 {
     clearing *c = ctx;
     const tsr_str text = tsr_str_from(name);
     const char *token = token_in(name);
-    (void)folder;
+    (void)directory;
     c->is_alone |= name[0] != '.' && tsr_str_ends(text, TSR_STR(".metadata"));
     if (!token || strncmp(token, c->prefix, strlen(c->prefix)) != 0) return TSR_OK;
     const char *known = c->tokens.items;
@@ -125,12 +125,12 @@ static tsr_status add_token(void *ctx, int folder, const char *name, tsr_error *
 }
 
 /* Reads a journal or a record; *text is empty if it is not a file of this user. */
-static tsr_status read_own(const clearing *c, int folder, const char *name, tsr_str *text, tsr_error *err)
+static tsr_status read_own(const clearing *c, int directory, const char *name, tsr_str *text, tsr_error *err)
 {
     const tsr_sys *sys = c->journals->sys;
     struct stat info;
     *text = TSR_STR("");
-    const int fd = tsr_sys_open(sys, folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    const int fd = tsr_sys_open(sys, directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0) return TSR_OK;
     tsr_status status = TSR_OK;
     if (tsr_is_own_file(sys, fd) && sys->stat(sys, fd, &info) == 0) {
@@ -150,18 +150,18 @@ static bool is_kept(const clearing *c, tsr_str name)
 }
 
 /* Removes a regular file of this user; anything else stays. */
-static tsr_status remove_own(const clearing *c, int folder, const char *name, tsr_error *err)
+static tsr_status remove_own(const clearing *c, int directory, const char *name, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = c->journals->sys;
     const bool is_own =
-        sys->link_stat_at(sys, folder, name, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid();
-    return is_own ? tsr_remove_name(sys, folder, name, false, err) : TSR_OK;
+        sys->link_stat_at(sys, directory, name, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid();
+    return is_own ? tsr_remove_name(sys, directory, name, false, err) : TSR_OK;
 }
 
 /* Removes the files that a journal lists. A journal in a checkpoint from somebody else may name any file, so only names that have its
  * token count. */
-static tsr_status remove_listed(const clearing *c, int folder, const char *token, tsr_str text, tsr_error *err)
+static tsr_status remove_listed(const clearing *c, int directory, const char *token, tsr_str text, tsr_error *err)
 {
     char copy[NAME_MAX + 1];
     tsr_str name;
@@ -170,7 +170,7 @@ static tsr_status remove_listed(const clearing *c, int folder, const char *token
         memcpy(copy, name.data, name.size);
         copy[name.size] = '\0';
         if (strchr(copy, '/') || !strstr(copy, token) || is_kept(c, name)) continue;
-        TSR_TRY(remove_own(c, folder, copy, err));
+        TSR_TRY(remove_own(c, directory, copy, err));
     }
     return TSR_OK;
 }
@@ -197,30 +197,30 @@ static tsr_status end_recorded(const clearing *c, tsr_str text, tsr_error *err)
 }
 
 /* The record is removed last, because it states what the others are. A journal of another form is not ours, and stays. */
-static tsr_status clear_one(const clearing *c, int folder, const char *token, tsr_error *err)
+static tsr_status clear_one(const clearing *c, int directory, const char *token, tsr_error *err)
 {
     char name[64];
     tsr_str text;
-    TSR_TRY(read_own(c, folder, name_of(token, journal_end, name), &text, err));
+    TSR_TRY(read_own(c, directory, name_of(token, journal_end, name), &text, err));
     if (!begins_like(text, JOB)) return TSR_OK;
-    TSR_TRY(remove_listed(c, folder, token, text, err));
-    TSR_TRY(read_own(c, folder, name_of(token, record_end, name), &text, err));
+    TSR_TRY(remove_listed(c, directory, token, text, err));
+    TSR_TRY(read_own(c, directory, name_of(token, record_end, name), &text, err));
     TSR_TRY(end_recorded(c, text, err));
-    TSR_TRY(remove_own(c, folder, name_of(token, marker_end, name), err));
-    TSR_TRY(remove_own(c, folder, name_of(token, journal_end, name), err));
-    return remove_own(c, folder, name_of(token, record_end, name), err);
+    TSR_TRY(remove_own(c, directory, name_of(token, marker_end, name), err));
+    TSR_TRY(remove_own(c, directory, name_of(token, journal_end, name), err));
+    return remove_own(c, directory, name_of(token, record_end, name), err);
 }
 
 static tsr_status clear_all(const clearing *c, tsr_error *err)
 {
     const char *tokens = c->tokens.items;
-    const int folder = c->tokens.count ? tsr_journals_open_destination(c->journals) : -1;
+    const int directory = c->tokens.count ? tsr_journals_open_destination(c->journals) : -1;
     tsr_status status = TSR_OK;
-    if (folder < 0) return TSR_OK;
+    if (directory < 0) return TSR_OK;
     for (size_t i = 0; i < c->tokens.count && status == TSR_OK; i++)
-        status = clear_one(c, folder, tokens + i * (TSR_SAVE_TOKEN_SIZE + 1), err);
-    if (status == TSR_OK) status = tsr_sys_sync(c->journals->sys, folder, c->journals->name, err);
-    c->journals->sys->close(c->journals->sys, folder);
+        status = clear_one(c, directory, tokens + i * (TSR_SAVE_TOKEN_SIZE + 1), err);
+    if (status == TSR_OK) status = tsr_sys_sync(c->journals->sys, directory, c->journals->name, err);
+    c->journals->sys->close(c->journals->sys, directory);
     return status;
 }
 
@@ -230,7 +230,7 @@ static tsr_status start_clearing(const tsr_journals *journals, const char *prefi
                       .prefix = prefix,
                       .arena = tsr_arena_new(journals->allocator, 0, err),
                       .tokens = tsr_vec_of(journals->allocator, TSR_SAVE_TOKEN_SIZE + 1)};
-    return out->arena ? tsr_each_name(journals->sys, journals->folder, journals->name, add_token, out, err) : TSR_E_NOMEM;
+    return out->arena ? tsr_each_name(journals->sys, journals->directory, journals->name, add_token, out, err) : TSR_E_NOMEM;
 }
 
 static void end_clearing(clearing *c)
@@ -268,7 +268,7 @@ static tsr_status keep_checkpoint(clearing *c, const char *path, bool *is_known,
     tsr_native_host native;
     tsr_store *store;
     tsr_native_host_open(&native, 1);
-    tsr_status status = tsr_folder_store_open(NULL, native.host.allocator, path, &store, err);
+    tsr_status status = tsr_directory_store_open(NULL, native.host.allocator, path, &store, err);
     if (status == TSR_OK) {
         bool has_marker = false;
         for (uint32_t f = 0; f < store->file_count; f++)
@@ -321,8 +321,8 @@ static tsr_status open_parent(tsr_save *s, tsr_error *err)
     tsr_journals *j = &s->journals;
     TSR_TRY(tsr_destination_of(s->options.path, &place, err));
     memcpy(j->name, place.name, sizeof place.name);
-    j->folder = tsr_sys_open(j->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
-    return j->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the directory", place.parent);
+    j->directory = tsr_sys_open(j->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
+    return j->directory >= 0 ? TSR_OK : tsr_sys_raise(err, "open the directory", place.parent);
 }
 
 /* Locks the file of the coordinator, or of a rank on its own. Its last holder removes it, so it may have to be made again. */
@@ -330,25 +330,25 @@ static tsr_status lock_file(tsr_save *s, tsr_error *err)
 {
     struct stat open, named;
     const tsr_sys *sys = s->journals.sys;
-    const int folder = tsr_journals_open_destination(&s->journals);
-    if (folder < 0) return tsr_sys_raise(err, "open the directory", s->options.path);
+    const int directory = tsr_journals_open_destination(&s->journals);
+    if (directory < 0) return tsr_sys_raise(err, "open the directory", s->options.path);
     tsr_status status = TSR_OK;
     for (bool done = false; !done && status == TSR_OK;) {
-        const int fd = tsr_sys_open(sys, folder, s->lock_name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
+        const int fd = tsr_sys_open(sys, directory, s->lock_name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
         if (fd < 0) status = tsr_sys_raise(err, "create", s->lock_name);
         else if (sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK) /* other errors: the file system has no locks */
             status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is saving to this directory");
         else
-            done = sys->stat(sys, fd, &open) == 0 && sys->link_stat_at(sys, folder, s->lock_name, &named) == 0 &&
+            done = sys->stat(sys, fd, &open) == 0 && sys->link_stat_at(sys, directory, s->lock_name, &named) == 0 &&
                    tsr_is_one_file(&open, &named);
         if (done) s->lock = fd;
         else if (fd >= 0) sys->close(sys, fd);
     }
-    sys->close(sys, folder);
+    sys->close(sys, directory);
     return status;
 }
 
-/* The rule is that of another job (job_folder.c). */
+/* The rule is that of another job (job_directory.c). */
 static tsr_status clear_listed(const tsr_journals *j, warning w, tsr_arena *arena, tsr_error *err)
 {
     tsr_leftover *found;
@@ -405,7 +405,7 @@ tsr_status tsr_save_open(const tsr_save_request *options, tsr_save **out, tsr_er
                     .arena = arena,
                     .journals = {.sys = options->sys ? options->sys : &tsr_sys_posix,
                                  .allocator = &tsr_allocator_libc,
-                                 .folder = -1,
+                                 .directory = -1,
                                  .held = -1},
                     .lock = -1};
     s->options.path = tsr_arena_str(arena, tsr_str_from(options->path), err).data;
@@ -418,11 +418,11 @@ tsr_status tsr_save_open(const tsr_save_request *options, tsr_save **out, tsr_er
     return status;
 }
 
-static tsr_identity identity_of(const tsr_save *s, int folder, tsr_str name)
+static tsr_identity identity_of(const tsr_save *s, int directory, tsr_str name)
 {
     struct stat info;
     const tsr_sys *sys = s->journals.sys;
-    return sys->link_stat_at(sys, folder, name.data, &info) == 0 ? tsr_identity_of(&info) : (tsr_identity){0};
+    return sys->link_stat_at(sys, directory, name.data, &info) == 0 ? tsr_identity_of(&info) : (tsr_identity){0};
 }
 
 tsr_status tsr_save_begin(tsr_save *s, const char *marker, const tsr_str *replaced, size_t count, tsr_error *err)
@@ -467,15 +467,16 @@ static bool is_among(tsr_str name, const tsr_str *names, size_t count)
     return false;
 }
 
-static tsr_status write_new(const tsr_sys *sys, int folder, const char *name, tsr_str text, bool is_durable, tsr_error *err)
+static tsr_status write_new(const tsr_sys *sys, int directory, const char *name, tsr_str text, bool is_durable,
+                            tsr_error *err)
 {
-    const int fd = tsr_sys_open(sys, folder, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+    const int fd = tsr_sys_open(sys, directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (fd < 0) return tsr_sys_raise(err, "create", name);
     tsr_status status = tsr_sys_write((tsr_sys_file){sys, fd, name}, 0, text.data, text.size, err);
     if (status == TSR_OK && is_durable) status = tsr_sys_sync(sys, fd, name, err);
     sys->close(sys, fd);
-    if (status == TSR_OK && is_durable) status = tsr_sys_sync(sys, folder, name, err);
-    if (status != TSR_OK) sys->unlink(sys, folder, name, false);
+    if (status == TSR_OK && is_durable) status = tsr_sys_sync(sys, directory, name, err);
+    if (status != TSR_OK) sys->unlink(sys, directory, name, false);
     return status;
 }
 
@@ -486,7 +487,7 @@ tsr_status tsr_save_record(const tsr_save *s, const char *token, const tsr_str *
     const tsr_sys *sys = s->journals.sys;
     tsr_recorded_file *old = tsr_arena_array(s->arena, s->found_count, sizeof *old, err);
     if (!old) return TSR_E_NOMEM;
-    if (sys->stat(sys, s->journals.folder, &parent) != 0) return tsr_sys_raise(err, "look at", s->options.path);
+    if (sys->stat(sys, s->journals.directory, &parent) != 0) return tsr_sys_raise(err, "look at", s->options.path);
     tsr_record record = {.kind = TSR_SWITCH_MARKER,
                          .marker = s->found[0].name,
                          .device = (uint64_t)parent.st_dev,
@@ -518,32 +519,32 @@ tsr_status tsr_save_end(const tsr_save *s, const char *token, const tsr_str *fil
 {
     char name[64], of_file[TSR_SAVE_TOKEN_SIZE + 1];
     const clearing c = {.journals = &s->journals, .arena = s->arena, .kept = files, .kept_count = count};
-    const int folder = s->journals.held;
+    const int directory = s->journals.held;
     tsr_str text;
-    TSR_TRY(read_own(&c, folder, name_of(token, record_end, name), &text, err));
+    TSR_TRY(read_own(&c, directory, name_of(token, record_end, name), &text, err));
     TSR_TRY(end_recorded(&c, text, err));
     for (size_t i = 0; i < count; i++)
         if (token_of_file(files[i], of_file))
-            TSR_TRY(tsr_remove_name(s->journals.sys, folder, name_of(of_file, journal_end, name), false, err));
-    TSR_TRY(tsr_remove_name(s->journals.sys, folder, name_of(token, record_end, name), false, err));
-    return s->options.is_durable ? tsr_sys_sync(s->journals.sys, folder, s->journals.name, err) : TSR_OK;
+            TSR_TRY(tsr_remove_name(s->journals.sys, directory, name_of(of_file, journal_end, name), false, err));
+    TSR_TRY(tsr_remove_name(s->journals.sys, directory, name_of(token, record_end, name), false, err));
+    return s->options.is_durable ? tsr_sys_sync(s->journals.sys, directory, s->journals.name, err) : TSR_OK;
 }
 
 void tsr_save_close(tsr_save *s)
 {
     if (!s) return;
     const tsr_sys *sys = s->journals.sys;
-    const int folder = s->lock >= 0 ? tsr_journals_open_destination(&s->journals) : -1;
-    if (folder >= 0) {
-        sys->unlink(sys, folder, s->lock_name, false);
-        sys->close(sys, folder);
+    const int directory = s->lock >= 0 ? tsr_journals_open_destination(&s->journals) : -1;
+    if (directory >= 0) {
+        sys->unlink(sys, directory, s->lock_name, false);
+        sys->close(sys, directory);
     }
     if (s->lock >= 0) sys->close(sys, s->lock);
     tsr_journals_close(&s->journals);
     tsr_arena_free(s->arena);
 }
 
-tsr_status tsr_save_journal(const tsr_sys *sys, const char *directory, const char *token, const tsr_str *names, size_t count,
+tsr_status tsr_save_journal(const tsr_sys *sys, const char *path, const char *token, const tsr_str *names, size_t count,
                             bool is_durable, tsr_error *err)
 {
     char name[64];
@@ -551,11 +552,11 @@ tsr_status tsr_save_journal(const tsr_sys *sys, const char *directory, const cha
     if (!sys) sys = &tsr_sys_posix;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    const int folder = tsr_sys_open(sys, AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, 0);
-    tsr_status status = folder >= 0 ? tsr_journal_text(arena, JOB, 0, (tsr_journal_files){names, count}, &text, err)
-                                    : tsr_sys_raise(err, "open the directory", directory);
-    if (status == TSR_OK) status = write_new(sys, folder, name_of(token, journal_end, name), text, is_durable, err);
-    if (folder >= 0) sys->close(sys, folder);
+    const int directory = tsr_sys_open(sys, AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
+    tsr_status status = directory >= 0 ? tsr_journal_text(arena, JOB, 0, (tsr_journal_files){names, count}, &text, err)
+                                       : tsr_sys_raise(err, "open the directory", path);
+    if (status == TSR_OK) status = write_new(sys, directory, name_of(token, journal_end, name), text, is_durable, err);
+    if (directory >= 0) sys->close(sys, directory);
     tsr_arena_free(arena);
     return status;
 }
@@ -579,10 +580,10 @@ static int do_not_sync(const tsr_sys *sys, int fd)
     return 0;
 }
 
-static void name_of_folder(const char *name, const char *tag, char folder[NAME_MAX + 64])
+static void name_of_directory(const char *name, const char *tag, char directory[NAME_MAX + 64])
 {
     char stem[TSR_STEM_SIZE + 1];
-    snprintf(folder, NAME_MAX + 64, ".%s.tessera-%s", tsr_stem_of(name, stem), tag);
+    snprintf(directory, NAME_MAX + 64, ".%s.tessera-%s", tsr_stem_of(name, stem), tag);
 }
 
 /* Whether new files are written to the directory itself: it is a mount point, or the directory that holds it is not writable. One that
@@ -606,15 +607,15 @@ static tsr_status place_of(const tsr_sys *sys, const char *path, tsr_destination
     return TSR_OK;
 }
 
-tsr_status tsr_rank_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err)
+tsr_status tsr_rank_files_directory(const char *path, char directory[PATH_MAX], tsr_error *err)
 {
     tsr_destination place;
     bool within;
     char tag[TSR_JOURNAL_TAG_SIZE + 1], name[NAME_MAX + 64];
     TSR_TRY(place_of(NULL, path, &place, &within, err));
     tsr_journal_tag(JOB_OF_FILES, tag);
-    name_of_folder(place.name, tag, name);
-    const int size = snprintf(folder, PATH_MAX, "%s/%s", place.parent, name);
+    name_of_directory(place.name, tag, name);
+    const int size = snprintf(directory, PATH_MAX, "%s/%s", place.parent, name);
     TSR_FAIL_IF(size >= PATH_MAX, err, TSR_E_USAGE, "the name '%s' is too long", path);
     return TSR_OK;
 }
@@ -622,7 +623,7 @@ tsr_status tsr_rank_files_folder(const char *path, char folder[PATH_MAX], tsr_er
 static tsr_status open_journals(const tsr_rank_files_request *request, tsr_journals *out, bool *within, tsr_error *err)
 {
     tsr_destination place;
-    *out = (tsr_journals){.folder = -1, .held = -1};
+    *out = (tsr_journals){.directory = -1, .held = -1};
     TSR_TRY(place_of(request->sys, request->path, &place, within, err));
     return tsr_journals_open_at(request->sys, &tsr_allocator_libc, &place, out, err);
 }
@@ -693,8 +694,8 @@ static tsr_status refuse_foreign(const tsr_rank_files *f, tsr_error *err)
 {
     struct stat info;
     char name[NAME_MAX + 64];
-    name_of_folder(f->journals.name, f->tag, name);
-    if (f->journals.sys->link_stat_at(f->journals.sys, f->journals.folder, name, &info) != 0) return TSR_OK;
+    name_of_directory(f->journals.name, f->tag, name);
+    if (f->journals.sys->link_stat_at(f->journals.sys, f->journals.directory, name, &info) != 0) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' prevents '%s' from being written, and no save created it; move it away", name, f->request.path);
 }
@@ -711,16 +712,16 @@ tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const 
     TSR_TRY(refuse_foreign(f, err));
     const tsr_journal_share share = {f->request.ranks + 1, f->request.ranks + 1, true};
     TSR_TRY(begin_journal(&f->journals, f->tag, share, own, &f->journal, err));
-    const tsr_folder_output_options options = {.is_folder = true,
-                                               .existing = TSR_EXISTING_EITHER,
-                                               .is_within = f->is_within,
-                                               .tag = f->tag,
-                                               .begun = TSR_BEGUN_JOINED,
-                                               .unfinished = TSR_UNFINISHED_KEPT, /* until it is closed */
-                                               .obsolete = old,
-                                               .obsolete_count = count,
-                                               .parent = tsr_journals_parent(&f->journals)};
-    return tsr_folder_output_open(f->request.sys, &tsr_allocator_libc, f->request.path, &options, &f->output, err);
+    const tsr_directory_output_options options = {.is_directory = true,
+                                                  .existing = TSR_EXISTING_EITHER,
+                                                  .is_within = f->is_within,
+                                                  .tag = f->tag,
+                                                  .begun = TSR_BEGUN_JOINED,
+                                                  .unfinished = TSR_UNFINISHED_KEPT, /* until it is closed */
+                                                  .obsolete = old,
+                                                  .obsolete_count = count,
+                                                  .parent = tsr_journals_parent(&f->journals)};
+    return tsr_directory_output_open(f->request.sys, &tsr_allocator_libc, f->request.path, &options, &f->output, err);
 }
 
 tsr_output *tsr_rank_files_output(tsr_rank_files *f)
@@ -728,11 +729,11 @@ tsr_output *tsr_rank_files_output(tsr_rank_files *f)
     return f->output;
 }
 
-/* Takes up a file that a rank has written to `folder`. */
-static tsr_status take_up(tsr_rank_files *f, const char *folder, tsr_str name, uint32_t *file, tsr_error *err)
+/* Takes up a file that a rank has written to `directory`. */
+static tsr_status take_up(tsr_rank_files *f, const char *directory, tsr_str name, uint32_t *file, tsr_error *err)
 {
     struct stat info;
-    const tsr_str path = tsr_arena_format(f->arena, err, "%s/%.*s", folder, TSR_STR_ARG(name));
+    const tsr_str path = tsr_arena_format(f->arena, err, "%s/%.*s", directory, TSR_STR_ARG(name));
     if (!path.data) return TSR_E_NOMEM;
     if (f->journals.sys->link_stat_at(f->journals.sys, AT_FDCWD, path.data, &info) != 0)
         return tsr_sys_raise(err, "look at", path.data);
@@ -743,13 +744,13 @@ tsr_status tsr_rank_files_publish(tsr_rank_files *f, const tsr_str *names, size_
 {
     tsr_error ignored = {0}; /* what is published counts */
     uint32_t file, marker_file = TSR_NO_FILE;
-    char folder[PATH_MAX];
-    TSR_TRY(tsr_rank_files_folder(f->request.path, folder, err));
+    char directory[PATH_MAX];
+    TSR_TRY(tsr_rank_files_directory(f->request.path, directory, err));
     for (size_t i = 0; i < count; i++) {
-        TSR_TRY(take_up(f, folder, names[i], &file, err));
+        TSR_TRY(take_up(f, directory, names[i], &file, err));
         if (i == marker) marker_file = file;
     }
-    TSR_TRY(tsr_folder_output_choose(f->output, err));
+    TSR_TRY(tsr_directory_output_choose(f->output, err));
     TSR_TRY(f->output->sync(f->output, err));
     TSR_TRY(tsr_journals_publishing_output(&f->journals, f->tag, f->output, marker_file, NULL, true, err));
     const tsr_status status = f->output->publish(f->output, marker_file, err);
@@ -771,7 +772,7 @@ void tsr_rank_files_close(tsr_rank_files *f)
     tsr_error ignored = {0};
     if (!f) return;
     if (f->output) {
-        tsr_folder_output_drop(f->output);
+        tsr_directory_output_drop(f->output);
         f->output->close(f->output);
         f->output = NULL;
     }

@@ -50,8 +50,8 @@ tsr_status tsr_save_end(const tsr_save *save, const char *token, const tsr_str *
 /* Releases the directory. Accepts NULL. */
 void tsr_save_close(tsr_save *save);
 
-/* Creates the journal of a rank's files; `directory` exists. Needs no open save. */
-tsr_status tsr_save_journal(const tsr_sys *sys, const char *directory, const char *token, const tsr_str *names, size_t count,
+/* Creates the journal of a rank's files; the directory `path` exists. Needs no open save. */
+tsr_status tsr_save_journal(const tsr_sys *sys, const char *path, const char *token, const tsr_str *names, size_t count,
                             bool is_durable, tsr_error *err);
 
 /* ---- files next to the directory ---- */
@@ -69,7 +69,7 @@ tsr_status tsr_save_journal(const tsr_sys *sys, const char *directory, const cha
  * DIR itself, and called "...tessera-TAG" and so on.
  *
  * Where the file system can do it, DIR is exchanged for the directory with the new files. Otherwise they are moved there one by one, after
- * the old checkpoint was removed, its marker first (TSR_EXISTING_EITHER in folder.h). TAG is always the same, because PyTorch lets a rank
+ * the old checkpoint was removed, its marker first (TSR_EXISTING_EITHER in directory.h). TAG is always the same, because PyTorch lets a rank
  * save by an old plan of its own, of which the coordinator knows nothing.
  *
  * Example, of the coordinator:
@@ -111,7 +111,7 @@ void tsr_rank_files_close(tsr_rank_files *files);
 void tsr_rank_files_leave(tsr_rank_files *files);
 
 /* Writes the path of the directory of the new files. */
-tsr_status tsr_rank_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err);
+tsr_status tsr_rank_files_directory(const char *path, char directory[PATH_MAX], tsr_error *err);
 /* Makes the journal of one of the ranks, from 0, before it creates its files. */
 tsr_status tsr_rank_files_journal(const tsr_rank_files_request *request, uint64_t rank, tsr_journal_files files,
                                   tsr_error *err);

@@ -10,8 +10,8 @@
 #include "tessera/native_host.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/layout.h"
@@ -188,7 +188,7 @@ void tsr_python_allow_expansion(session *s)
 
 tsr_status tsr_python_unchanged(session *s, tsr_error *err)
 {
-    return tsr_folder_store_unchanged(tsr_checkpoint_store(s->source), err);
+    return tsr_directory_store_unchanged(tsr_checkpoint_store(s->source), err);
 }
 
 const char *tsr_python_status_name(tsr_status status)

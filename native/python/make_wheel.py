@@ -80,10 +80,10 @@ class Wheel:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self.record.append(f"{name},sha256={digest},{len(data)}\n")
 
-    def add_folder(self, name, path):
-        for folder, _, files in sorted(os.walk(path)):
+    def add_directory(self, name, path):
+        for directory, _, files in sorted(os.walk(path)):
             for file in sorted(files):
-                file = os.path.join(folder, file)
+                file = os.path.join(directory, file)
                 self.add(f"{name}/{os.path.relpath(file, path)}", read(file))
 
     def finish(self):
@@ -119,14 +119,14 @@ def main():
     wheel.add(f"{name}.data/scripts/tessera", read(program), True)
     share = f"{name}.data/data/share/tessera"
     if page:
-        wheel.add_folder(f"{share}/viewer", page)
-    wheel.add_folder(f"{share}/schemas", os.path.join(ROOT, "native/cli/schemas"))
+        wheel.add_directory(f"{share}/viewer", page)
+    wheel.add_directory(f"{share}/schemas", os.path.join(ROOT, "native/cli/schemas"))
     wheel.add(f"{name}.dist-info/METADATA", metadata().encode())
     wheel.add(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
     wheel.add(f"{name}.dist-info/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))
     for licence in licences:
-        folder, file = licence.split(os.sep)[-2:]
-        wheel.add(f"{name}.dist-info/licenses/{folder}-{file}", read(licence))
+        directory, file = licence.split(os.sep)[-2:]
+        wheel.add(f"{name}.dist-info/licenses/{directory}-{file}", read(licence))
     wheel.finish()
     print(wheel.path)
 

@@ -86,7 +86,7 @@ void tsr_python_saving_close(saving *s)
 saving *tsr_python_saving_open(const char *url, uint32_t kind, const char *marker, tsr_error *err)
 {
     tsr_object_output_options options = {
-        .is_folder = true, .overwrite = kind == REPLACES, .only_sends = kind == SENDS, .owns_taken = true};
+        .is_directory = true, .overwrite = kind == REPLACES, .only_sends = kind == SENDS, .owns_taken = true};
     saving *s = calloc(1, sizeof *s);
     if (!s) {
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
@@ -443,7 +443,7 @@ EXPORT tsr_status tsr_python_files_publish(tsr_rank_files *files, const char *na
                                            tsr_error *err);
 EXPORT void tsr_python_files_close(tsr_rank_files *files);
 EXPORT void tsr_python_files_leave(tsr_rank_files *files);
-EXPORT tsr_status tsr_python_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err);
+EXPORT tsr_status tsr_python_files_directory(const char *path, char directory[PATH_MAX], tsr_error *err);
 EXPORT tsr_status tsr_python_files_journal(const char *path, uint64_t ranks, uint64_t rank, const char *names, size_t size,
                                            tsr_error *err);
 
@@ -493,9 +493,9 @@ void tsr_python_files_leave(tsr_rank_files *files)
     tsr_rank_files_leave(files);
 }
 
-tsr_status tsr_python_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err)
+tsr_status tsr_python_files_directory(const char *path, char directory[PATH_MAX], tsr_error *err)
 {
-    return tsr_rank_files_folder(path, folder, err);
+    return tsr_rank_files_directory(path, directory, err);
 }
 
 tsr_status tsr_python_files_journal(const char *path, uint64_t ranks, uint64_t rank, const char *names, size_t size,

@@ -178,7 +178,7 @@ def blob_of(tensor):
     return out.getvalue()
 
 
-@broken("broken_dcp_path_traversal", "dcp_small", read_dcp, "a relative path that leaves the directory", "weight [0, 0] is placed in ../dcp_small/__0_0.distcp, outside the folder")
+@broken("broken_dcp_path_traversal", "dcp_small", read_dcp, "a relative path that leaves the directory", "weight [0, 0] is placed in ../dcp_small/__0_0.distcp, outside the directory")
 def break_path_traversal(name):
     patch_storage(name, "weight", [0, 0], relative_path="../dcp_small/__0_0.distcp")
 

@@ -204,10 +204,10 @@ def read_uneven_strided(case):
     return {"format": "dcp", "path": case.name, "problems": problems, "torch": {"load": load_error(metadata, case.name)}, "held": held, "blobs": blobs}
 
 
-def load_error(metadata, folder):
+def load_error(metadata, directory):
     """PyTorch's error when it loads the whole checkpoint, or "ok"."""
     try:
-        load_flat(metadata, dcp.FileSystemReader(folder))
+        load_flat(metadata, dcp.FileSystemReader(directory))
     except BaseException as e:  # CheckpointException is not an Exception
         return f"{type(e).__name__}: {str(e).strip().splitlines()[-1]}"
     return "ok"
@@ -256,10 +256,10 @@ def joined_metadata(union, more):
     return union
 
 
-def read_into(flat, metadata, folder):
+def read_into(flat, metadata, directory):
     """Reads every item of one metadata file with torch.load, from its location in the metadata."""
     for index, info in metadata.storage_data.items():
-        value = read_blob(folder, info)
+        value = read_blob(directory, info)
         if index.offset is None:
             flat[index.fqn] = value
             continue
@@ -267,8 +267,8 @@ def read_into(flat, metadata, folder):
         whole[tuple(slice(o, o + n) for o, n in zip(index.offset, value.shape))] = value
 
 
-def read_blob(folder, info):
-    with open(os.path.join(folder, info.relative_path), "rb") as f:
+def read_blob(directory, info):
+    with open(os.path.join(directory, info.relative_path), "rb") as f:
         f.seek(info.offset)
         return torch.load(io.BytesIO(f.read(info.length)), weights_only=False)
 
@@ -288,12 +288,12 @@ def read_safetensors_items(case):
     return expect_of(case, "dcp", metadata, flat)
 
 
-def place_safetensors_item(flat, metadata, index, info, folder):
+def place_safetensors_item(flat, metadata, index, info, directory):
     from safetensors.torch import load
     if index.offset is None:
-        flat[index.fqn] = read_blob(folder, info)
+        flat[index.fqn] = read_blob(directory, info)
         return
-    with open(os.path.join(folder, info.relative_path), "rb") as f:
+    with open(os.path.join(directory, info.relative_path), "rb") as f:
         f.seek(info.offset)
         part = load(f.read())[index.fqn]
     whole = flat.setdefault(index.fqn, torch.zeros(metadata.state_dict_metadata[index.fqn].size, dtype=part.dtype))

@@ -36,13 +36,13 @@ class Net(torch.nn.Module):
 # ---- DeepSpeed ----
 
 
-def states_by_weights(folder):
+def states_by_weights(directory):
     """zero_to_fp32 joins the float32 weights only: each state is put in their place in a copy."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-    trained, out = set(torch.load(glob.glob(f"{folder}/*rank_0*model_states.pt")[0], weights_only=False)["param_shapes"][0]), {}
+    trained, out = set(torch.load(glob.glob(f"{directory}/*rank_0*model_states.pt")[0], weights_only=False)["param_shapes"][0]), {}
     for key in ("exp_avg", "exp_avg_sq"):
         with tempfile.TemporaryDirectory() as copy:
-            shutil.copytree(folder, f"{copy}/t")
+            shutil.copytree(directory, f"{copy}/t")
             for path in glob.glob(f"{copy}/t/*_optim_states.pt"):
                 saved = torch.load(path, weights_only=False)
                 inner = saved["optimizer_state_dict"]

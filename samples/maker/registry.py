@@ -18,7 +18,7 @@ TORCH = "2.13"
 class Case:
     name: str
     make: callable
-    read: callable  # (case) -> the golden, with the work folder as the current folder
+    read: callable  # (case) -> the golden, with the work directory as the current directory
     what: str  # one line for the table in README.md
     ranks: int = 1
     set: str = "small"
@@ -80,7 +80,7 @@ def write_rank(rank, ranks, name, work, out):
 
 
 def start(case, out):
-    """The sample's folder: empty, or a copy of the sample that it is derived from."""
+    """The sample's directory: empty, or a copy of the sample that it is derived from."""
     if case.base:
         shutil.copytree(os.path.join(out, case.base), case.name)
     else:

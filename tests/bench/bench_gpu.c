@@ -18,7 +18,7 @@
 
 #include "tessera/box.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/read.h"
@@ -203,7 +203,7 @@ static void bench_load(bench *b, const char *path, size_t ring_bytes)
 {
     tsr_store *store;
     uint64_t total = 0, bytes;
-    must(tsr_folder_store_open(NULL, b->native.host.allocator, path, &store, &failure));
+    must(tsr_directory_store_open(NULL, b->native.host.allocator, path, &store, &failure));
     must(tsr_checkpoint_open(store, &b->native.host, NULL, &work.checkpoint, &failure));
     const tsr_catalog *catalog = tsr_checkpoint_catalog(work.checkpoint);
     work.loads = calloc(catalog->entry_count + 1, sizeof *work.loads);

@@ -8,7 +8,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 static double seconds(clockid_t clock)
 {
@@ -27,7 +27,7 @@ int main(int argc, char **argv)
     if (argc != 2) return 2;
     double wall = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
     tsr_native_host_open(&native, 1);
-    if (tsr_folder_store_open(NULL, native.host.allocator, argv[1], &store, &err) != TSR_OK ||
+    if (tsr_directory_store_open(NULL, native.host.allocator, argv[1], &store, &err) != TSR_OK ||
         tsr_checkpoint_open(store, &native.host, NULL, &checkpoint, &err) != TSR_OK) {
         fprintf(stderr, "%s\n", err.message);
         return 2;

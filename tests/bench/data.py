@@ -1,4 +1,4 @@
-"""Data of jobs, made in the scratch folder on first use."""
+"""Data of jobs, made in the scratch directory on first use."""
 import json
 import math
 import os

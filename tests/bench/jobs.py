@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Bench:
-    """Paths of one run: the built programs, a scratch folder, the sample data."""
+    """Paths of one run: the built programs, a scratch directory, the sample data."""
 
     def __init__(self, build, samples, scratch, mib):
         self.tessera = os.path.join(build, "bin", "tessera")
@@ -203,7 +203,7 @@ def p10_even(bench):
 
 
 def large_safetensors(bench, rows=8192, columns=1024):
-    """2 GiB of float32 (--mib), made in the scratch folder."""
+    """2 GiB of float32 (--mib), made in the scratch directory."""
     def write(path):
         size = 4 * rows * columns
         count, block = bench.mib * 2**20 // size, os.urandom(size)
@@ -283,10 +283,10 @@ def slow(bench, number):
     dcp = bench.sample("large_dcp_rows")
     made = []
     for form, suffix in (("safetensors", ".safetensors"), ("torch", ".pt")):
-        folder, _ = bench.fresh("slow_" + form)
-        path = os.path.join(folder, "model" + suffix)
+        directory, _ = bench.fresh("slow_" + form)
+        path = os.path.join(directory, "model" + suffix)
         if not os.path.exists(path):
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(directory, exist_ok=True)
             objects = ["--objects", "drop"] if form == "safetensors" else []
             subprocess.run([bench.tessera, "convert", dcp, path, "--to", form, *objects, "--quiet"], check=True)
         made.append(path)
@@ -410,15 +410,15 @@ def python_load(bench, id, what, path, peer):
 
 
 def py_dcp(bench):
-    return python_load(bench, "PY", "dcp.load of a DCP folder into tensors", bench.sample("large_dcp_rows"), "FileSystemReader")
+    return python_load(bench, "PY", "dcp.load of a DCP directory into tensors", bench.sample("large_dcp_rows"), "FileSystemReader")
 
 
 def py_safetensors(bench):
-    rows, folder = bench.sample("large_dcp_rows"), bench.fresh("hf")[0]
-    if not os.path.exists(folder):
-        os.makedirs(folder)
-        subprocess.run([bench.tessera, "convert", rows, os.path.join(folder, "model.safetensors"), "--to", "safetensors", "--objects", "drop", "--quiet"], check=True)
-    return python_load(bench, "PYb", "dcp.load of safetensors into tensors", folder, "HuggingFaceStorageReader")
+    rows, directory = bench.sample("large_dcp_rows"), bench.fresh("hf")[0]
+    if not os.path.exists(directory):
+        os.makedirs(directory)
+        subprocess.run([bench.tessera, "convert", rows, os.path.join(directory, "model.safetensors"), "--to", "safetensors", "--objects", "drop", "--quiet"], check=True)
+    return python_load(bench, "PYb", "dcp.load of safetensors into tensors", directory, "HuggingFaceStorageReader")
 
 
 def py_save(bench):

@@ -24,22 +24,22 @@ def made(bench, name, function, *args):
     return path
 
 
-def size_of(folder):
-    return sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
+def size_of(directory):
+    return sum(os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory))
 
 
-def mib(folder):
-    return f"{size_of(folder) >> 20} MiB"
+def mib(directory):
+    return f"{size_of(directory) >> 20} MiB"
 
 
 def check(function, *args):
     return lambda: subprocess.run(peer(function, *args), check=True)
 
 
-def copy(bench, folder):
-    """cp of the folder's model.safetensors, and the fsync that ours does too."""
+def copy(bench, directory):
+    """cp of the directory's model.safetensors, and the fsync that ours does too."""
     dest, remove = bench.fresh("copy")
-    return Side("cp + sync", ["sh", "-c", 'cp --reflink=never "$0" "$1" && sync "$1"', os.path.join(folder, "model.safetensors"), dest], remove)
+    return Side("cp + sync", ["sh", "-c", 'cp --reflink=never "$0" "$1" && sync "$1"', os.path.join(directory, "model.safetensors"), dest], remove)
 
 
 def p22(bench):

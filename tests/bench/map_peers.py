@@ -12,7 +12,7 @@ NAME = "model.safetensors"
 GROUP = {"mxfp4": 32, "nvfp4": 16}
 
 
-def write_folder(path, tensors, **config):
+def write_directory(path, tensors, **config):
     """As models are on the Hub: the file, its index, config.json."""
     os.makedirs(path)
     save_file(tensors, os.path.join(path, NAME), metadata={"format": "pt"})
@@ -30,7 +30,7 @@ def make_experts(path, layers=10, experts=32, hidden=1024, width=1024):
     torch.manual_seed(22)
     tensors = {f"layers.{i}.experts.{e}.{name}": random(*((hidden, width) if name == "down" else (width, hidden)))
                for i in range(layers) for e in range(experts) for name in ("gate", "up", "down")}
-    write_folder(path, {**tensors, **{f"layers.{i}.attention": random(2 * hidden, hidden) for i in range(layers)}})
+    write_directory(path, {**tensors, **{f"layers.{i}.attention": random(2 * hidden, hidden) for i in range(layers)}})
 
 
 def stack_experts(source, dest):
@@ -65,7 +65,7 @@ def make_quantized(path, scheme, count=20, rows=4096, columns=12288):
             tensors[name] = pairs
             tensors[name + "_scale"] = (torch.rand(rows, groups) * 400).to(torch.float8_e4m3fn)
             tensors[name + "_scale_2"] = torch.tensor(0.0123)
-    write_folder(path, tensors)
+    write_directory(path, tensors)
 
 
 def words(*shape):
@@ -150,7 +150,7 @@ def make_packed(path, scheme, count=8, rows=4096, columns=8192):
     """512 MiB of bfloat16, when they are dequantized."""
     torch.manual_seed(24)
     layer, config = PACKED[scheme]
-    write_folder(path, {f"layers.{i}.{k}": v for i in range(count) for k, v in layer(rows, columns).items()}, torch_dtype="bfloat16", quantization_config=config)
+    write_directory(path, {f"layers.{i}.{k}": v for i in range(count) for k, v in layer(rows, columns).items()}, torch_dtype="bfloat16", quantization_config=config)
 
 
 def dequantize_packed(scheme, source):
@@ -208,7 +208,7 @@ def make_llama(path, seed, layers=16, hidden=2048, width=8192, vocabulary=32000)
         shapes.update({layer + f"self_attn.{n}_proj": (hidden, hidden) for n in "qkvo"})
         shapes.update({layer + f"mlp.{n}_proj": (width, hidden) for n in ("gate", "up")})
         shapes.update({layer + "mlp.down_proj": (hidden, width), layer + "input_layernorm": (hidden,), layer + "post_attention_layernorm": (hidden,)})
-    write_folder(path, {n + ".weight": random(*s) for n, s in shapes.items()}, architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=width,
+    write_directory(path, {n + ".weight": random(*s) for n, s in shapes.items()}, architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=width,
                  num_hidden_layers=layers, num_attention_heads=16, num_key_value_heads=16, vocab_size=vocabulary, tie_word_embeddings=False, torch_dtype="bfloat16")
 
 

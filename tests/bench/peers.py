@@ -284,7 +284,7 @@ def reshard_dcp(path, dest, ranks):
     print(json.dumps({"wall": max(walls), "cpu": sum(cpus), "peak_mib": sum(peaks)}))
 
 
-def redistribute_rank(rank, world, rows, columns, turns, folder):
+def redistribute_rank(rank, world, rows, columns, turns, directory):
     import statistics
 
     import torch
@@ -292,7 +292,7 @@ def redistribute_rank(rank, world, rows, columns, turns, folder):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     own = rows // world
     local = (torch.arange(own * columns, dtype=torch.int64) + rank * own * columns).to(torch.float32).reshape(own, columns)
@@ -317,8 +317,8 @@ def redistribute(world, rows, columns, turns):
     import tempfile
 
     import torch.multiprocessing as mp
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(redistribute_rank, (int(world), int(rows), int(columns), int(turns), folder), nprocs=int(world))
+    with tempfile.TemporaryDirectory() as directory:
+        mp.spawn(redistribute_rank, (int(world), int(rows), int(columns), int(turns), directory), nprocs=int(world))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""P28: checkpoints on an HTTP server. nginx serves the scratch folder on the loopback address, plain, by TLS (and HTTP/2), and as a bucket of S3
+"""P28: checkpoints on an HTTP server. nginx serves the scratch directory on the loopback address, plain, by TLS (and HTTP/2), and as a bucket of S3
 that ignores signatures; proxies in front of it delay answers where latency is measured, one of them as if segments were lost, and count the requests under way. curl, aria2c,
 wget2, and boto3 with CRT if TESSERA_BOTO3 names a Python that has it, download the same files."""
 import atexit
@@ -18,17 +18,17 @@ DELAY_MS, LOSSY_MS, LOSS, CURLS = 25, 20, 1, 16  # LOSS: percent
 BUCKET = "bucket"
 CONFIGURATION = """
 daemon off;
-pid {folder}/pid;
-error_log {folder}/errors;
+pid {directory}/pid;
+error_log {directory}/errors;
 worker_processes 2;
 events {{ worker_connections 1024; }}
 http {{
     access_log off;
     sendfile on;
     keepalive_requests 1000000;
-    client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3; uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
-    ssl_certificate {folder}/certificate.pem;
-    ssl_certificate_key {folder}/key.pem;
+    client_body_temp_path {directory}/1; proxy_temp_path {directory}/2; fastcgi_temp_path {directory}/3; uwsgi_temp_path {directory}/4; scgi_temp_path {directory}/5;
+    ssl_certificate {directory}/certificate.pem;
+    ssl_certificate_key {directory}/key.pem;
     server {{
         listen 127.0.0.1:{plain};
         listen 127.0.0.1:{tls} ssl;
@@ -43,7 +43,7 @@ http {{
         location = /{bucket} {{
             if ($args ~ "prefix=([A-Za-z0-9_]+)%2F") {{ set $directory $1; rewrite ^ /$directory.xml last; }}
         }}
-        location ~ ^/[A-Za-z0-9_]+[.]xml$ {{ root {folder}; }}
+        location ~ ^/[A-Za-z0-9_]+[.]xml$ {{ root {directory}; }}
         location /{bucket}/ {{ alias {root}/; }}
     }}
 }}
@@ -81,26 +81,26 @@ def listing(root, name):
 
 
 class Server:
-    """nginx over the folder `root`; `plain`, `tls`, `http2`, `s3`, `slow` and `lossy` are its URLs. The last two are those of proxies with a delay,
+    """nginx over the directory `root`; `plain`, `tls`, `http2`, `s3`, `slow` and `lossy` are its URLs. The last two are those of proxies with a delay,
     whose `reports` say how many requests were under way. `buckets`: directories of `root` that can be listed."""
 
     def __init__(self, root, buckets):
-        folder = tempfile.mkdtemp(prefix="tessera-nginx-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        self.certificate = os.path.join(folder, "certificate.pem")
+        directory = tempfile.mkdtemp(prefix="tessera-nginx-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        self.certificate = os.path.join(directory, "certificate.pem")
         subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
-                        "subjectAltName=IP:127.0.0.1", "-keyout", os.path.join(folder, "key.pem"), "-out", self.certificate],
+                        "subjectAltName=IP:127.0.0.1", "-keyout", os.path.join(directory, "key.pem"), "-out", self.certificate],
                        check=True, stderr=subprocess.DEVNULL)
         for name in buckets:
-            with open(os.path.join(folder, f"{name}.xml"), "w") as f:
+            with open(os.path.join(directory, f"{name}.xml"), "w") as f:
                 f.write(listing(root, name))
         plain, tls, http2, s3, slow, lossy = (free_port() for _ in range(6))
-        with open(os.path.join(folder, "nginx.conf"), "w") as f:
-            f.write(CONFIGURATION.format(folder=folder, root=root, bucket=BUCKET, plain=plain, tls=tls, http2=http2, s3=s3))
-        # Without `user`, workers of a server that root starts run as another user, who may not read the scratch folder.
+        with open(os.path.join(directory, "nginx.conf"), "w") as f:
+            f.write(CONFIGURATION.format(directory=directory, root=root, bucket=BUCKET, plain=plain, tls=tls, http2=http2, s3=s3))
+        # Without `user`, workers of a server that root starts run as another user, who may not read the scratch directory.
         as_root = ["-g", "user root;"] if os.getuid() == 0 else []
-        start([nginx(), "-c", os.path.join(folder, "nginx.conf"), "-p", folder, "-e", os.path.join(folder, "errors"), *as_root], plain)
-        self.reports = {f"http://127.0.0.1:{port}": os.path.join(folder, f"requests{port}") for port in (slow, lossy)}
+        start([nginx(), "-c", os.path.join(directory, "nginx.conf"), "-p", directory, "-e", os.path.join(directory, "errors"), *as_root], plain)
+        self.reports = {f"http://127.0.0.1:{port}": os.path.join(directory, f"requests{port}") for port in (slow, lossy)}
         for port, options in ((slow, (DELAY_MS,)), (lossy, (LOSSY_MS, "--loss", LOSS))):
             start([sys.executable, os.path.join(HERE, "delay.py"), *map(str, (port, plain, *options)), "--report", self.reports[f"http://127.0.0.1:{port}"]], port)
         self.plain, self.slow, self.lossy, self.s3 = (f"http://127.0.0.1:{port}" for port in (plain, slow, lossy, s3))
@@ -118,7 +118,7 @@ def files_of(source):
 
 
 def curl(bench, address, source, into, remove):
-    """curl downloads all files into a folder, or (None) to nowhere."""
+    """curl downloads all files into a directory, or (None) to nowhere."""
     config, _ = bench.fresh(f"curl_{re.sub(r'[^0-9a-z]', '_', address)}_{os.path.basename(source)}_{'to_files' if into else 'to_nowhere'}")
     with open(config, "w") as f:
         for name in files_of(source):
@@ -181,7 +181,7 @@ def jobs_of(bench, server, address, what, source):
 
 def jobs(bench, large, many, one, small):
     """`large`: a DCP of few large files, `many`: one of many small ones, `one`: a large file, `small`: a file as large as `many`; all in the
-    scratch folder."""
+    scratch directory."""
     server = Server(bench.scratch, [os.path.basename(large), os.path.basename(many)])
     late, lossy = f"http, answers begin {DELAY_MS} ms late", f"http, {LOSSY_MS} ms late, {LOSS} % of segments wait for a timeout"
     return [*jobs_of(bench, server, server.plain, "http", large), *jobs_of(bench, server, server.tls, "https", large), *jobs_of(bench, server, server.http2, "https, HTTP/2", large),

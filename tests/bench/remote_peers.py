@@ -1,5 +1,5 @@
 """Sides of remote_jobs.py. `count REPORT COMMAND…` runs a command and prints what the proxy (delay.py) counted meanwhile, as a line of JSON;
-`boto3 BUCKET FOLDER KEY…` downloads objects with boto3, whose transfers CRT does, and prints the seconds that this took."""
+`boto3 BUCKET DIRECTORY KEY…` downloads objects with boto3, whose transfers CRT does, and prints the seconds that this took."""
 import json
 import os
 import resource
@@ -25,16 +25,16 @@ def count(report, *command):
                       "under_way": (after["weighted"] - before["weighted"]) / busy if busy else 0}))
 
 
-def boto3_with_crt(bucket, folder, *keys):
+def boto3_with_crt(bucket, directory, *keys):
     import botocore.session
     from s3transfer.crt import BotocoreCRTRequestSerializer, CRTTransferManager, create_s3_crt_client
     where = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": os.environ["AWS_REGION"]}
     for key in keys:
-        os.makedirs(os.path.dirname(os.path.join(folder, key)), exist_ok=True)
+        os.makedirs(os.path.dirname(os.path.join(directory, key)), exist_ok=True)
     start, cpu = time.perf_counter(), time.process_time()
     client = create_s3_crt_client(where["region_name"], use_ssl=False)  # boto3's own choice cannot be told that the server has no TLS
     with CRTTransferManager(client, BotocoreCRTRequestSerializer(botocore.session.get_session(), where)) as manager:
-        for future in [manager.download(bucket, key, os.path.join(folder, key)) for key in keys]:
+        for future in [manager.download(bucket, key, os.path.join(directory, key)) for key in keys]:
             future.result()
     print(json.dumps({"wall": time.perf_counter() - start, "cpu": time.process_time() - cpu}))
 

@@ -18,8 +18,8 @@ def environment(bench, path, threads, queue):
 
 def by_threads(bench, name, source, command, before=None, queue=False):
     """The same command on 1 to 16 threads; the first is what the others are compared with."""
-    folder = source if os.path.isdir(source) else os.path.dirname(source)
-    return [Side(f"{name}, {n} thread{'s' if n > 1 else ''}", [*environment(bench, folder, n, queue), *command, "--threads", str(n)], before, ours=n > 1)
+    directory = source if os.path.isdir(source) else os.path.dirname(source)
+    return [Side(f"{name}, {n} thread{'s' if n > 1 else ''}", [*environment(bench, directory, n, queue), *command, "--threads", str(n)], before, ours=n > 1)
             for n in THREADS]
 
 
@@ -27,7 +27,7 @@ def jobs(bench, dcp, safetensors, torch):
     """Each source is in a directory of its own, which alone is slow."""
     target = "N threads ≥ N / 1.2 × faster than one"
     out, remove = bench.fresh("slow_out.safetensors")
-    folder, remove_folder = bench.fresh("slow_out")
+    directory, remove_directory = bench.fresh("slow_out")
     made = []
     for form, source in (("DCP", dcp), ("safetensors", safetensors), ("torch.save", torch)):
         size = f"{form}, {LATENCY_US / 1000:g} ms and {BYTES_PER_S // 10**6} MB/s for each read"
@@ -41,7 +41,7 @@ def jobs(bench, dcp, safetensors, torch):
     made.append(Job("SLOW", "convert slow files through a map", size,
                     by_threads(bench, "convert --map", dcp, [bench.tessera, "convert", dcp, out, "--map", names, "--objects", "drop", "--quiet"], remove), target))
     made.append(Job("SLOW", "reshard slow files to 3 ranks, rows", size,
-                    by_threads(bench, "reshard", dcp, [bench.tessera, "reshard", dcp, folder, "--mesh", "3", "--placements", "shard(0)", "--quiet"], remove_folder), target))
+                    by_threads(bench, "reshard", dcp, [bench.tessera, "reshard", dcp, directory, "--mesh", "3", "--placements", "shard(0)", "--quiet"], remove_directory), target))
     size = f"DCP of 4 files, 4 ms for each read and {BYTES_PER_S // 4 // 10**6} MB/s for each file"
     made.append(Job("SLOW", "validate --deep, each file on a server of its own", size,
                     by_threads(bench, "validate --deep", dcp, [bench.tessera, "validate", dcp, "--deep", "--quiet"], queue=True), "≥ 4 × faster from 4 threads on"))

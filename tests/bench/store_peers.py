@@ -13,9 +13,9 @@ import boto3
 BUCKET, OUT = "bucket", ("direct", "by_disk")
 
 
-def size_below(folder):
+def size_below(directory):
     total = 0
-    for at, _, names in os.walk(folder):
+    for at, _, names in os.walk(directory):
         for name in names:
             try:
                 total += os.stat(os.path.join(at, name)).st_blocks * 512

@@ -60,14 +60,14 @@ def quietly(function):
 
 def zero_to_fp32(source, dest):
     from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(dest)) as folder:
-        timed(quietly(lambda: convert_zero_checkpoint_to_fp32_state_dict(source, folder, max_shard_size=None, safe_serialization=True)))
-        os.rename(os.path.join(folder, "model.safetensors"), dest)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(dest)) as directory:
+        timed(quietly(lambda: convert_zero_checkpoint_to_fp32_state_dict(source, directory, max_shard_size=None, safe_serialization=True)))
+        os.rename(os.path.join(directory, "model.safetensors"), dest)
 
 
 def ds_to_universal(source, dest):
     from deepspeed.checkpoint.ds_to_universal import main, parse_arguments
-    sys.argv = ["", "--input_folder", f"{source}/tag", "--output_folder", f"{dest}/tag_universal"]
+    sys.argv = ["", "--input_directory", f"{source}/tag", "--output_directory", f"{dest}/tag_universal"]
     arguments = parse_arguments()
     timed(quietly(lambda: main(arguments)))
 

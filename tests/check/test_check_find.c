@@ -11,7 +11,7 @@
 
 #include "tessera/native_host.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/mapping.h"
 
 typedef struct tally {
@@ -73,7 +73,7 @@ static void check_sample(const char *name, const tsr_host *host, tally *plain, t
     tsr_checkpoint *checkpoint = NULL;
     tsr_error err = {0};
     snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, name);
-    if (tsr_folder_store_open(NULL, host->allocator, path, &store, &err) == TSR_OK &&
+    if (tsr_directory_store_open(NULL, host->allocator, path, &store, &err) == TSR_OK &&
         tsr_checkpoint_open(store, host, NULL, &checkpoint, &err) == TSR_OK) {
         check_checkpoint(checkpoint, plain);
         check_mapped(checkpoint, host, mapped);

@@ -17,7 +17,7 @@
 #include "tessera/check.h"
 #include "tessera/native_host.h"
 #include "tessera/plan.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/work.h"
 
@@ -114,7 +114,7 @@ static tsr_checkpoint *open_path(const char *path, const tsr_host *host, tsr_sto
 {
     tsr_error err = {0};
     tsr_checkpoint *checkpoint;
-    if (tsr_folder_store_open(NULL, host->allocator, path, store, &err) != TSR_OK ||
+    if (tsr_directory_store_open(NULL, host->allocator, path, store, &err) != TSR_OK ||
         tsr_checkpoint_open(*store, host, NULL, &checkpoint, &err) != TSR_OK)
         fail_msg("%s: %s", path, err.message);
     return checkpoint;
@@ -197,7 +197,7 @@ static void load(const char *path, const tsr_host *host, files *out)
 {
     tsr_error err = {0};
     tsr_store *store;
-    if (tsr_folder_store_open(NULL, host->allocator, path, &store, &err) != TSR_OK) fail_msg("%s: %s", path, err.message);
+    if (tsr_directory_store_open(NULL, host->allocator, path, &store, &err) != TSR_OK) fail_msg("%s: %s", path, err.message);
     for (uint32_t i = 0; i < store->file_count; i++) {
         const size_t size = (size_t)store->files[i].size;
         char *bytes = malloc(size + 1);

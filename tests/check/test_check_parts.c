@@ -102,16 +102,16 @@ static void compare_all(const char *below, size_t *checkpoints, size_t *deep)
 {
     char path[MOST_PATH];
     snprintf(path, sizeof path, "%s/%s", TSR_TEST_DATA, below);
-    DIR *folder = opendir(path);
-    assert_non_null(folder);
-    for (struct dirent *at; (at = readdir(folder));) {
+    DIR *directory = opendir(path);
+    assert_non_null(directory);
+    for (struct dirent *at; (at = readdir(directory));) {
         if (at->d_name[0] == '.') continue;
         snprintf(path, sizeof path, "%s/%s/%s", TSR_TEST_DATA, below, at->d_name);
         const size_t found = compare(path);
         *deep += found;
         *checkpoints += found > 0;
     }
-    closedir(folder);
+    closedir(directory);
 }
 
 static void test_check_parts__findings_are_those_of_the_whole(void **state)

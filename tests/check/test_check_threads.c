@@ -13,7 +13,7 @@
 #include "tessera/native_host.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 static void backwards(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
 {
@@ -90,7 +90,7 @@ static answer ask(const tsr_host *host, const char *name)
     assert_non_null(f);
     snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, name);
     assert_int_equal(tsr_ring_new(host, 0, &ring, &err), TSR_OK);
-    tsr_status status = tsr_folder_store_open(NULL, host->allocator, path, &store, &err);
+    tsr_status status = tsr_directory_store_open(NULL, host->allocator, path, &store, &err);
     if (status == TSR_OK) status = tsr_checkpoint_open(store, host, NULL, &checkpoint, &err);
     if (status == TSR_OK) {
         tell_digests(f, checkpoint, ring, &a);

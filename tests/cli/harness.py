@@ -24,16 +24,16 @@ class Tessera:
 
     def __init__(self, path):
         self.path = path
-        self.folder = tempfile.mkdtemp(prefix="tessera-cli-")
+        self.directory = tempfile.mkdtemp(prefix="tessera-cli-")
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def at(self, *names):
-        return os.path.join(self.folder, *names)
+        return os.path.join(self.directory, *names)
 
     def run(self, *args, status=(0,), env=None):
         p = subprocess.run([self.path, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, env={**os.environ, **(env or {})})

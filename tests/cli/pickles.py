@@ -95,17 +95,17 @@ def tensor_metadata(*dims, properties=None):
     return new(glob(META, "TensorStorageMetadata")) + dict_of(properties=props, size=size(*dims), chunks=b"](" + chunk + b"e") + b"b"
 
 
-def dcp(folder, item, is_tensor, meta=None):
+def dcp(directory, item, is_tensor, meta=None):
     """A checkpoint with one entry, 'x', whose item is the archive `item`."""
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(directory, exist_ok=True)
     entry = meta or (tensor_metadata(4) if is_tensor else new(glob(META, "BytesStorageMetadata")))
     number = b"J" + struct.pack("<i", len(item))
     place = new(glob("torch.distributed.checkpoint.filesystem", "_StorageInfo")) + dict_of(relative_path=s("__0_0.distcp"), offset=b"K\0", length=number) + b"b"
-    with open(os.path.join(folder, ".metadata"), "wb") as f:
+    with open(os.path.join(directory, ".metadata"), "wb") as f:
         f.write(metadata(b"}" + s("x") + entry + b"s", b"}" + index("x", size(0) if is_tensor else None) + place + b"s"))
-    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+    with open(os.path.join(directory, "__0_0.distcp"), "wb") as f:
         f.write(item)
-    return folder
+    return directory
 
 
 def write(path, data):
@@ -123,9 +123,9 @@ def popped(fragment):
     return b"\x80\4" + fragment + b"0}."
 
 
-def containers(folder, fragment):
+def containers(directory, fragment):
     """Returns (name, path) of every kind of checkpoint that contains the fragment, once kept and once popped."""
-    at = lambda *names: os.path.join(folder, *names)
+    at = lambda *names: os.path.join(directory, *names)
     yield "zip", write(at("kept.pt"), archive(kept(fragment)))
     yield "zip, popped", write(at("popped.pt"), archive(popped(fragment)))
     yield "legacy", write(at("legacy.pt"), legacy(kept(fragment)))

@@ -417,7 +417,7 @@ def test_convert_refuses_and_replaces(t):
     need(open(out, "rb").read() == before, "the same conversion gave other bytes")
     p = t.run("convert", path, os.path.join(path, "x.safetensors"), "--objects", "drop", status=2)
     need(b"inside the source" in p.stderr, p.stderr)
-    need(os.listdir(t.folder) == ["m.safetensors"], os.listdir(t.folder))
+    need(os.listdir(t.directory) == ["m.safetensors"], os.listdir(t.directory))
     p = t.run("convert", path, t.at("x.unknown"), status=2)
     need(b"--to" in p.stderr, p.stderr)
 
@@ -429,7 +429,7 @@ def test_convert_refuses_damaged_tensors_before_it_writes(t):
             args = ("convert", sample(name)[0], t.at("out"), "--to", to, "--objects", "drop")
             said = [t.run(*args, *more, status=2).stderr for more in ((), ("--dry-run",))]
             need(said[0] == said[1] and (b"missing" in said[0] or b"do not tile" in said[0]), f"{name} to {to}: {said}")
-            need(os.listdir(t.folder) == [], f"{name} to {to}: {os.listdir(t.folder)} was written")
+            need(os.listdir(t.directory) == [], f"{name} to {to}: {os.listdir(t.directory)} was written")
 
 
 @test
@@ -486,7 +486,7 @@ def test_a_sidecar_without_objects_is_not_written(t):
 
 
 @test
-def test_replacing_a_dcp_folder(t):
+def test_replacing_a_dcp_directory(t):
     first, second = sample("torch_train_state")[0], sample("dcp_fsdp2")
     t.run("convert", first, t.at("d"), "--to", "dcp", "-q")
     t.run("convert", second[0], t.at("d"), "--to", "dcp", status=2)
@@ -527,10 +527,10 @@ def test_reshard(t):
         t.run(*again)
         need("notes.txt" in os.listdir(t.at(to)) and len(os.listdir(t.at(to))) == 3, os.listdir(t.at(to)))
         t.run("diff", path, t.at(to), "--values", status=1 if extra else 0)
-        os.mkdir(t.at(to, "folder"))
+        os.mkdir(t.at(to, "directory"))
         p = t.run(*again, status=2)
-        need(b"contains the directory 'folder'" in p.stderr, p.stderr)
-        need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
+        need(b"contains the directory 'directory'" in p.stderr, p.stderr)
+        need(not [f for f in os.listdir(t.directory) if f.startswith(".")], os.listdir(t.directory))
     t.run("reshard", path, t.at("dcp"), "--mesh", "2", "--placements", "shard(0)", "--overwrite", "-q")
     t.run("diff", path, t.at("dcp"), "--values")
     need(not os.path.exists(t.at("none")), "")
@@ -556,7 +556,7 @@ def test_doctor(t):
     doc = t.json("doctor", "--json")
     need(doc["program"]["crc32"] and doc["machine"]["threads"] >= 1, doc)
     need(("reason" in doc["cuda"]) == (doc["cuda"]["devices"] == 0), doc["cuda"])
-    text = t.text("doctor", t.folder)
+    text = t.text("doctor", t.directory)
     need("file_system" in text, "the text lacks the file system")
     need(re.search(r"^  memory +\d.* [KMGT]iB$", text, re.M) and "bytes" not in text, "amounts of memory have their unit in the value, not in the name")
 
@@ -622,7 +622,7 @@ def test_optim_there_and_back(t):
                        (("flatten", path, t.at("x.pt"), "--at", "nosuch"), "no 'nosuch'"), (("shard", path, t.at("x"), "--sharded"), "--sharded can only be used with optim unshard"),
                        (("flatten", path, t.at("flat.pt")), "exists")):
         need(part in t.run("optim", *args, status=2).stderr.decode(), f"optim {args[0]}: no '{part}'")
-    need(sorted(os.listdir(t.folder)) == ["again.pt", "flat.pt", "nested.pt"], os.listdir(t.folder))
+    need(sorted(os.listdir(t.directory)) == ["again.pt", "flat.pt", "nested.pt"], os.listdir(t.directory))
 
 
 @test
@@ -661,10 +661,10 @@ def test_optim_shards_of_flat_parameters(t):
             need(sorted(os.listdir(at(name))) == sorted([*was, "rank_notes.pt"]), os.listdir(at(name)))
             os.unlink(at(name) + "/rank_notes.pt")
         test_plans.killed(t, "optim", "unshard", at("ranks"), at("killed.pt"), "--flat-params", t.at("flat.json"), limit=1000)
-        left = [f for f in os.listdir(t.folder) if ".tessera-" in f]
+        left = [f for f in os.listdir(t.directory) if ".tessera-" in f]
         need(left and not os.path.exists(at("killed.pt")), left)
         t.run("optim", "unshard", at("ranks"), at("killed.pt"), "--flat-params", t.at("flat.json"))
-        need(not [f for f in os.listdir(t.folder) if ".tessera-" in f], "a killed run's files are left")
+        need(not [f for f in os.listdir(t.directory) if ".tessera-" in f], "a killed run's files are left")
         flat = open(t.at("flat.json")).read()
         t.run("optim", "unshard", at("ranks"), t.at("flat.json"), "--flat-params", t.at("flat.json"), "--overwrite", status=2)
         need(open(t.at("flat.json")).read() == flat, "a document that was read is gone")

@@ -67,7 +67,7 @@ def problems(value, schema, at="$", root=None):
             raise ValueError(f"schema keyword {keyword} is not checked here")
 
 
-def load(folder):
+def load(directory):
     """Returns {"tessera.inspect/1": schema} and so on."""
-    schemas = (json.load(open(f)) for f in glob.glob(os.path.join(folder, "*.schema.json")))
+    schemas = (json.load(open(f)) for f in glob.glob(os.path.join(directory, "*.schema.json")))
     return {s["properties"]["schema"]["const"]: s for s in schemas}

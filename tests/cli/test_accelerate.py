@@ -1,10 +1,10 @@
-"""Directories that accelerate's save_state leaves. tests/golden/folders holds what it wrote (make_accelerate.py)."""
+"""Directories that accelerate's save_state leaves. tests/golden/directories holds what it wrote (make_accelerate.py)."""
 import os
 import shutil
 
 from harness import need, test
 
-from test_folders import check_folder, check_part, golden, rows
+from test_directories import check_directory, check_part, golden, rows
 
 
 def incomplete(t, path, *named):
@@ -22,7 +22,7 @@ def left_out(t, path):
 
 @test
 def test_what_accelerate_saves_without_fsdp_is_read_as_it_was_saved(t):
-    path, want = check_folder(t, "accelerate")
+    path, want = check_directory(t, "accelerate")
     for part in ("model", "model_1"):
         t.run("convert", path, t.at(part + ".pt"), "--part", part)
         check_part(t.json("inspect", t.at(part + ".pt"), "--json", "--hash", "sha256"), want["parts"][part])
@@ -52,7 +52,7 @@ def test_models_that_accelerate_saves_in_other_forms_are_its_models(t):
 @test
 def test_what_accelerate_saves_with_fsdp_is_read_as_it_was_saved(t):
     for name in ("accelerate_fsdp_full", "accelerate_fsdp_ranks"):
-        path, want = check_folder(t, name)
+        path, want = check_directory(t, name)
         need(not left_out(t, path), "all files are parts")
     path, want = golden("accelerate_fsdp_sharded")
     whole = t.json("inspect", path, "--json", "--hash", "sha256")

@@ -80,7 +80,7 @@ def test_addresses_of_files_are_copied(t):
     data = os.urandom(3 << 20)
     with open(t.at("large.bin"), "wb") as f:
         f.write(data)
-    with serving(t.folder) as s:
+    with serving(t.directory) as s:
         for more in ("large.bin", "large.bin?X-Amz-Signature=secret"):
             t.run("cp", s.url + more, t.at("copy.bin"), "--overwrite")
             with open(t.at("copy.bin"), "rb") as f:
@@ -88,15 +88,15 @@ def test_addresses_of_files_are_copied(t):
         p = t.run("cp", s.url + "large.bin", t.at("copy.bin"), status=2)
         need(b"exists; --overwrite replaces it" in p.stderr, p.stderr)
         p = t.run("cp", s.url + "absent.bin", t.at("absent.bin"), status=2)
-        need(b"404" in p.stderr and sorted(os.listdir(t.folder)) == ["copy.bin", "large.bin"], p.stderr)
+        need(b"404" in p.stderr and sorted(os.listdir(t.directory)) == ["copy.bin", "large.bin"], p.stderr)
 
 
-def files_below(folder):
+def files_below(directory):
     found = {}
-    for at, _, names in os.walk(folder):
+    for at, _, names in os.walk(directory):
         for name in names:
             with open(os.path.join(at, name), "rb") as f:
-                found[os.path.relpath(os.path.join(at, name), folder)] = f.read()
+                found[os.path.relpath(os.path.join(at, name), directory)] = f.read()
     return found
 
 
@@ -118,7 +118,7 @@ def test_addresses_of_directories_are_copied(t):
     dcp_of(t, 4, 8)
     with open(t.at("ck", "notes.txt"), "w") as f:
         f.write("not of the checkpoint")
-    with serving(t.folder) as s:
+    with serving(t.directory) as s:
         t.run("cp", s.url + "ck", t.at("copy"), "--overwrite")
         need(sorted(files_below(t.at("copy"))) == [".metadata", *(f"__{i}_0.distcp" for i in range(4))], sorted(files_below(t.at("copy"))))
         os.unlink(t.at("ck", "__2_0.distcp"))
@@ -161,7 +161,7 @@ def test_addresses_of_many_files_are_requested_together(t):
     commands = {"inspect": ["inspect"], "validate": ["validate", "--deep"], "cp": ["cp", "--overwrite"], "compared": ["cp", "--resume"]}
     for depth, least in ((1, 1), (6, 5)):
         for name, command in commands.items():
-            with serving(t.folder, slow) as s:
+            with serving(t.directory, slow) as s:
                 most.clear()
                 t.run(*command, s.url + "ck/", *([t.at("copy")] if "cp" in command else []), "--threads", "2", "--io-depth", str(depth))
                 for what in ("sizes",) if name == "inspect" else ("sizes", "data"):
@@ -204,7 +204,7 @@ def test_addresses_of_values_are_requested_together(t):
                 if depth == 1 and name != "convert":
                     continue  # one request at a time is slow, and the bound is the same for all
                 made = t.at(f"{name}{depth}")
-                with serving(t.folder, slow) as s:
+                with serving(t.directory, slow) as s:
                     now = most = 0
                     t.run(*(part.replace("SOURCE", s.url + source).replace("OUT", made) for part in command), "--threads", "1", "--io-depth", str(depth))
                     bound = 2 * depth if name in ("diff", "merge") else depth  # of each of the two
@@ -226,7 +226,7 @@ def test_addresses_of_small_chunks_are_requested_once(t):
                 "columns": ("reshard", "SOURCE", "OUT", "--mesh", "3", "--placements", "shard(1)"), "diff": ("diff", "--values", "SOURCE", "one"),
                 "manifest": ("manifest", "SOURCE")}
     for name, command in commands.items():
-        with serving(t.folder) as s:
+        with serving(t.directory) as s:
             t.run(*(part.replace("SOURCE", s.url + "ck/").replace("OUT", t.at("out.safetensors" if name == "convert" else name)).replace("one", t.at("one.safetensors"))
                     for part in command))
             asked = [path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0"]
@@ -243,9 +243,9 @@ def test_addresses_of_files_that_were_copied_are_not_requested_again(t):
     def gone(handler, path, count):
         return path == "/ck/__5_0.distcp" and count > 1 and handler.answer(404)
 
-    with serving(t.folder, gone) as s:
+    with serving(t.directory, gone) as s:
         t.run("cp", s.url + "ck/", t.at("copy"), "--resume", "--io-depth", "1", status=2)
-    with serving(t.folder) as s:
+    with serving(t.directory) as s:
         p = t.run("cp", s.url + "ck/", t.at("copy"), "--resume")
         of_data = sorted(path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0")
     need(of_data == [f"/ck/__{i}_0.distcp" for i in (5, 6, 7)], of_data)
@@ -264,7 +264,7 @@ def test_addresses_of_files_that_fail_in_a_deep_check(t):
     def gone(handler, path, count):
         return path == "/ck/__3_0.distcp" and count > 1 and handler.answer(404)
 
-    with serving(t.folder, gone) as s:
+    with serving(t.directory, gone) as s:
         local = t.json("validate", "--deep", t.at("ck"), "--json", status=1)
         p = subprocess.run([t.path, "validate", "--deep", s.url + "ck/", "--json"], capture_output=True, timeout=60)
         doc = json.loads(p.stdout)
@@ -281,7 +281,7 @@ def test_addresses_read_only_what_is_needed(t):
     with open(t.at("big model.safetensors"), "wb") as f:
         f.write(struct.pack("<Q", len(header)) + header)
         f.truncate(8 + len(header) + size)
-    with serving(t.folder) as s:
+    with serving(t.directory) as s:
         doc = t.json("inspect", s.url + "big%20model.safetensors?token=abc#part", "--json")
         need(doc["summary"]["bytes"] == size, doc["summary"])
         need(s.sent < 300_000, f"{s.sent} bytes were read for a listing")
@@ -348,7 +348,7 @@ def test_addresses_odd_answers_are_told(t):
         need(s.counts["/" + name] == 10, f"{s.counts} tries")
     with serving(SAMPLES) as s:
         url = s.url
-        need("none of the files" in t.run("inspect", s.url + "no/such/", status=2).stderr.decode(), "an empty folder")
+        need("none of the files" in t.run("inspect", s.url + "no/such/", status=2).stderr.decode(), "an empty directory")
         missing = t.json("inspect", s.url + "broken_dcp_missing_file/", "--json")
         need(any(f["rule"] == "dcp/missing-file" for f in missing["findings"]), "a missing data file")
     need("127.0.0.1" in t.run("inspect", url, status=2).stderr.decode(), "no server")
@@ -477,7 +477,7 @@ def test_addresses_values_that_cannot_be_read_are_not_counted_as_more(t):
         return True
 
     st_write(t.at("a.safetensors"), {"w": ("F32", [1 << 20], bytes(1 << 22))})
-    with serving(t.folder, short) as s:
+    with serving(t.directory, short) as s:
         p = t.run("get", s.url + "a.safetensors", "w[1000000:1000009]", status=2)
         need(p.stdout == b"" and b"the server gave" in p.stderr, f"{p.stdout} {p.stderr}")
 
@@ -501,22 +501,22 @@ def test_addresses_secrets_are_in_no_text(t):
         return url.replace("//", "//S3USER:S3CRET@")
 
     with serving(SAMPLES) as s:
-        file, folder, shown = secret(s.url) + name + query, secret(s.url) + "dcp_fsdp2/" + query, s.url.encode()
-        for command in (("inspect", file, "--json"), ("inspect", file), ("inspect", folder), ("validate", folder, "--json"), ("validate", folder, "--format", "sarif"), ("validate", folder, "--format", "junit"),
-                        ("validate", folder, "--format", "github"), ("validate", folder, "--format", "gitlab"), ("validate", file, "--deep"), ("layout", file), ("manifest", file),
-                        ("diff", file, file, "--json"), ("diff", file, folder), ("plan", folder, "--mesh", "dp=2", "--placements", "shard(0)"), ("fqn", "--checkpoint", file),
+        file, directory, shown = secret(s.url) + name + query, secret(s.url) + "dcp_fsdp2/" + query, s.url.encode()
+        for command in (("inspect", file, "--json"), ("inspect", file), ("inspect", directory), ("validate", directory, "--json"), ("validate", directory, "--format", "sarif"), ("validate", directory, "--format", "junit"),
+                        ("validate", directory, "--format", "github"), ("validate", directory, "--format", "gitlab"), ("validate", file, "--deep"), ("layout", file), ("manifest", file),
+                        ("diff", file, file, "--json"), ("diff", file, directory), ("plan", directory, "--mesh", "dp=2", "--placements", "shard(0)"), ("fqn", "--checkpoint", file),
                         ("get", file, "nosuch"), ("get", file, "nosuch", "-o", t.at("x.bin")), ("convert", file, t.at("c.pt"), "--to", "torch", "--json"),
-                        ("convert", file, t.at("c.pt")), ("verify", file, t.at("nosuch.json")), ("repair", folder, t.at("m")), ("view", file), ("doctor", file),
+                        ("convert", file, t.at("c.pt")), ("verify", file, t.at("nosuch.json")), ("repair", directory, t.at("m")), ("view", file), ("doctor", file),
                         ("optim", "flatten", file, t.at("o.pt")), (file,), ("inspect", file, "--layout", file), ("inspect", file, file), ("validate", file, "--layout", file)):
             clean(t.run(*command, status=(0, 1, 2)))
         need(json.loads(clean(t.run("inspect", file, "--json")).stdout)["path"].startswith(s.url + name), "the path")
-        plan = clean(t.run("plan", folder, "--mesh", "dp=2", "--placements", "shard(0)", "--json"), shown).stdout
+        plan = clean(t.run("plan", directory, "--mesh", "dp=2", "--placements", "shard(0)", "--json"), shown).stdout
         open(t.at("plan.json"), "wb").write(plan)
         p = clean(t.run("exec", t.at("plan.json"), t.at("out"), status=2), b"--source")
-        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--share", "1/2"))
-        left = b"".join(open(os.path.join(d, f), "rb").read() for d, _, files in os.walk(t.folder) for f in files)
-        need(b"S3CRET" not in left and b"S3USER" not in left and any(".tessera-" in n for n in os.listdir(t.folder)), "a secret in what is on the disk")
-        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--share", "2/2", "--finish", "--json"))
+        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", directory, "--share", "1/2"))
+        left = b"".join(open(os.path.join(d, f), "rb").read() for d, _, files in os.walk(t.directory) for f in files)
+        need(b"S3CRET" not in left and b"S3USER" not in left and any(".tessera-" in n for n in os.listdir(t.directory)), "a secret in what is on the disk")
+        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", directory, "--share", "2/2", "--finish", "--json"))
         t.run("reshard", path, t.at("same"), "--mesh", "dp=2", "--placements", "shard(0)")
         t.run("diff", t.at("same"), t.at("out"), "--values", "--layout")
         clean(t.run("exec", t.at("plan.json"), t.at("out2"), "--source", path, status=2))  # the files have other versions

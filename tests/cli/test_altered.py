@@ -24,12 +24,12 @@ def parts(t, to, path):
         f.write(t.run("plan", path, *TARGET, "--to", to, "--json").stdout)
     for part in (2, 1, 3):
         t.run("exec", plan, t.at(to), "--share", f"{part}/3")
-    folder = next(f for f in leftovers(t, to) if os.path.isdir(f))
+    directory = next(f for f in leftovers(t, to) if os.path.isdir(f))
     shutil.rmtree(t.at("copy"), ignore_errors=True)
     os.mkdir(t.at("copy"))
     for left in leftovers(t, to):
         (shutil.copytree if os.path.isdir(left) else shutil.copy)(left, t.at("copy", os.path.basename(left)))
-    return plan, folder
+    return plan, directory
 
 
 def restore(t, to):
@@ -38,32 +38,32 @@ def restore(t, to):
             shutil.rmtree(left)
         elif os.path.exists(left):
             os.unlink(left)
-    shutil.copytree(t.at("copy"), t.folder, dirs_exist_ok=True)
+    shutil.copytree(t.at("copy"), t.directory, dirs_exist_ok=True)
 
 
 @test
 def test_finish_notices_every_change_of_parts(t):
     path = many_units(t)
     for to in ("dcp", "torch", "safetensors"):
-        plan, folder = parts(t, to, path)
-        for name in sorted(os.listdir(folder)):
-            size = os.path.getsize(os.path.join(folder, name))
+        plan, directory = parts(t, to, path)
+        for name in sorted(os.listdir(directory)):
+            size = os.path.getsize(os.path.join(directory, name))
             for at in (size // 2, 100000, size - 70000):
                 restore(t, to)
-                flip(os.path.join(folder, name), at)
+                flip(os.path.join(directory, name), at)
                 p = t.run("exec", plan, t.at(to), "--finish", status=2)
                 need(name.encode() in p.stderr and b"changed" in p.stderr, f"{to} {name} byte {at}: {p.stderr}")
                 need(not os.path.exists(t.at(to)), "published")
             restore(t, to)
-            flip(os.path.join(folder, name), 100000)
+            flip(os.path.join(directory, name), 100000)
             p = t.run("exec", plan, t.at(to), "--finish", "--no-verify")
             need(os.path.exists(t.at(to)), "--no-verify reads")
             for change in ("short", "long", "gone"):
                 restore(t, to)
-                with open(os.path.join(folder, name), "r+b") as f:
+                with open(os.path.join(directory, name), "r+b") as f:
                     f.truncate(size - 5 if change == "short" else size + 5)
                 if change == "gone":
-                    os.unlink(os.path.join(folder, name))
+                    os.unlink(os.path.join(directory, name))
                 for more in ((), ("--no-verify",)):
                     p = t.run("exec", plan, t.at(to), "--finish", *more, status=2)
                     need(name.encode() in p.stderr and (b"removed" if change == "gone" else b"changed") in p.stderr, f"{to} {name} {change}: {p.stderr}")
@@ -77,8 +77,8 @@ def test_finish_notices_every_change_of_parts(t):
 @test
 def test_a_swapped_file_of_the_same_size_is_noticed(t):
     path = many_units(t)
-    plan, folder = parts(t, "torch", path)
-    a, b = (os.path.join(folder, f"rank{i}.pt") for i in (0, 1))
+    plan, directory = parts(t, "torch", path)
+    a, b = (os.path.join(directory, f"rank{i}.pt") for i in (0, 1))
     if os.path.getsize(a) == os.path.getsize(b):
         os.rename(a, a + "x")
         os.rename(b, a)
@@ -95,8 +95,8 @@ def test_a_whole_run_notices_changes_of_the_parts_before_it(t):
         f.write(t.run("plan", path, *TARGET, "--to", "dcp", "--json").stdout)
     for more, status in (((), 2), (("--no-verify",), 0)):
         t.run("exec", plan, t.at("e"), "--share", "1/2")
-        folder = next(f for f in leftovers(t, "e") if os.path.isdir(f))
-        flip(os.path.join(folder, "__0_0.distcp"), 1 << 20)
+        directory = next(f for f in leftovers(t, "e") if os.path.isdir(f))
+        flip(os.path.join(directory, "__0_0.distcp"), 1 << 20)
         p = t.run("exec", plan, t.at("e"), *more, status=status)
         need(status == 0 or (b"__0_0.distcp" in p.stderr and not os.path.exists(t.at("e"))), p.stderr)
         for left in leftovers(t, "e"):

@@ -14,20 +14,20 @@ def paths(t, *files, status=0):
     return [case.get("name") for case in ElementTree.fromstring(p.stdout).iter("testcase")], p.stderr.decode()
 
 
-def files_below(folder):
-    return sorted(os.path.join(d, n) for d, _, names in os.walk(folder) for n in names)
+def files_below(directory):
+    return sorted(os.path.join(d, n) for d, _, names in os.walk(directory) for n in names)
 
 
 @test
 def test_every_file_of_a_checkpoint_leads_to_it(t):
     for name in ("dcp_fsdp2", "dcp_safetensors_items", "dcp_rank_local", "lightning_dist", "megatron_dist", "safetensors_index", "torch_bin_index", "torch_ranks_fsdp2",
                  "hf_trainer/checkpoint-2", "deepspeed_zero3/global_step2"):
-        folder = os.path.join(SAMPLES, name)
-        found = files_below(folder)
-        need(len(found) > 1, folder)
+        directory = os.path.join(SAMPLES, name)
+        found = files_below(directory)
+        need(len(found) > 1, directory)
         for file in found:
-            need(paths(t, file)[0] == [folder], f"{file}: {paths(t, file)}")
-        need(paths(t, *found)[0] == [folder], f"{folder}: not once")
+            need(paths(t, file)[0] == [directory], f"{file}: {paths(t, file)}")
+        need(paths(t, *found)[0] == [directory], f"{directory}: not once")
 
 
 @test

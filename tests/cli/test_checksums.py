@@ -162,15 +162,15 @@ def test_documents_end_with_their_crc(t):
     t.run("convert", os.path.join(SAMPLES, "dcp_small"), t.at("dcp"), "--to", "dcp", "-q")
     t.run("convert", os.path.join(SAMPLES, "megatron_dist"), t.at("megatron"), "--to", "megatron-dist", "-q")
     documents = (("index", "model.safetensors.index.json"), ("dcp", ".metadata"), ("megatron", ".metadata"), ("megatron", "metadata.json"))
-    for folder, name in documents:
-        path = t.at(folder, name)
+    for directory, name in documents:
+        path = t.at(directory, name)
         data = content(path)
         need(bits(data[-65:]) == zlib.crc32(data[:-65]), f"{path} states another CRC")
-        need(rules(t, t.at(folder), 0) == [], folder)
+        need(rules(t, t.at(directory), 0) == [], directory)
         for i in [*range(0, len(data) - 65, 1 + len(data) // 12), *range(len(data) - 65, len(data), 9), len(data) - 1]:
             with open(path, "wb") as f:
                 f.write(data[:i] + bytes([data[i] ^ (1 + i % 3)]) + data[i + 1:])
-            t.run("validate", "--deep", t.at(folder), "-q", status=(1, 2))
+            t.run("validate", "--deep", t.at(directory), "-q", status=(1, 2))
         with open(path, "wb") as f:
             f.write(data)
     json.loads(content(t.at("megatron", "metadata.json")))

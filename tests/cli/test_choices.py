@@ -7,7 +7,7 @@ from harness import ROOT, need, sample, test
 from test_shards import GOOD, ranks, write
 from test_view import viewing
 
-TRAINER = os.path.join(ROOT, "tests", "golden", "folders", "trainer")
+TRAINER = os.path.join(ROOT, "tests", "golden", "directories", "trainer")
 ZERO3 = os.path.join(ROOT, "tests", "golden", "deepspeed", "zero3_bf16")
 
 

@@ -204,7 +204,7 @@ def test_convert_refuses_what_validate_would(t):
                     p = subprocess.run([t.path, "convert", path, checked, "--to", form, *options, *extra, "--against", t.at(against), *more], capture_output=True)
                     need(p.returncode == (2 if says else 0), f"{against} {options}: {says} {p}")
                     need(b"the result would not load: " in p.stderr or not says, p.stderr)
-                need(os.path.exists(checked) == (says == 0), f"{checked}: {os.listdir(t.folder)}")
+                need(os.path.exists(checked) == (says == 0), f"{checked}: {os.listdir(t.directory)}")
                 verdicts.append(says)
     need(verdicts.count(0) >= 6 and verdicts.count(1) >= 20, verdicts)
     p = t.run("convert", path, t.at("no"), "--to", "dcp", *model, "--against", t.at("more"), status=2)

@@ -601,8 +601,8 @@ def test_a_universal_checkpoint_has_the_files_of_ds_to_universal(t):
     for case in ("zero1_bf16", "zero3_bf16"):
         t.run("convert", copy_of(t, case, case), t.at(case + "_out"), "--to", "deepspeed-universal")
         theirs, ours = os.path.join(GOLDEN, "universal_" + case), tag_of(t.at(case + "_out"))
-        for folder, _, names in os.walk(os.path.join(theirs, "zero")):
-            below = os.path.relpath(folder, theirs)
+        for directory, _, names in os.walk(os.path.join(theirs, "zero")):
+            below = os.path.relpath(directory, theirs)
             if below.split(os.sep)[-1].startswith(("frozen.", "head.", "running", "seen")):
                 continue  # no engine reads these; they are in the model states, in their own dtype
             need(set(names) <= set(os.listdir(os.path.join(ours, below))), f"{case}: {below}: {os.listdir(os.path.join(ours, below))}, expected {names}")
@@ -618,6 +618,6 @@ def test_a_universal_checkpoint_is_written_whole_or_not_at_all(t):
     for what, says in (("model.**", "optim.state.NAME.KEY"), ("optim.**", "model.")):
         message = t.run("convert", path, t.at("none"), "--to", "deepspeed-universal", "--include", what, status=2).stderr.decode()
         need(says in message, message)
-    need(sorted(os.listdir(t.folder)) == ["ckpt", "out"], os.listdir(t.folder))
+    need(sorted(os.listdir(t.directory)) == ["ckpt", "out"], os.listdir(t.directory))
     t.run("convert", path, t.at("dry"), "--to", "deepspeed-universal", "--dry-run")
     need(not os.path.exists(t.at("dry")), "a dry run wrote")

@@ -43,7 +43,7 @@ def test_dest_with_a_slash_is_a_directory(t):
             t.run(*(a.format(out + "/") for a in command), "--to", to, "--overwrite", "--dtype", "bfloat16")
             need(names(out) == sorted([*wanted, "config.json"]), f"--overwrite: {names(out)}")
             need({e["dtype"] for e in t.json("inspect", os.path.join(out, wanted[0]), "--json")["entries"]} == {"bfloat16"}, "not replaced")
-    need(not [f for f in names(t.folder) if ".tessera-" in f], names(t.folder))
+    need(not [f for f in names(t.directory) if ".tessera-" in f], names(t.directory))
     p = t.run("convert", path, t.at("convert-torch"), "--to", "torch", status=2)
     need(b"exists and is a directory" in p.stderr and b"give the file's name" in p.stderr, p.stderr)
     p = t.run("convert", path, t.at("nothing/"), status=2)
@@ -83,7 +83,7 @@ def test_dest_with_a_slash_keeps_the_name_of_a_file(t):
 def test_dest_is_never_standard_output(t):
     path, ckpt = model(t), sample("dcp_small")[0]
     here = os.getcwd()
-    os.chdir(t.folder)
+    os.chdir(t.directory)
     try:
         for args in (["convert", path, "-"], ["merge", "-", path, path, "--method", "linear"], ["convert", path, "-", "--to", "safetensors"], ["convert", path, "-", "--to", "dcp", "--dry-run"], ["convert", path, "-", "--max-shard-size", "1KB"],
                      ["merge", "-", path, path, "--method", "linear", "--to", "torch"], ["reshard", path, "-", "--mesh", "dp=2", "--placements", "shard(0)"],
@@ -131,7 +131,7 @@ def test_resume_of_a_complete_job(t):
     source, twin = model(t, "source.safetensors", 1.0), model(t, "twin.safetensors", 3.0)
     need(os.path.getsize(source) == os.path.getsize(twin), "the twin has other sizes")
     here = os.getcwd()
-    os.chdir(t.folder)
+    os.chdir(t.directory)
     try:
         for kind, (command, others) in JOBS.items():
             run = lambda path, *more, status=0: t.run(*(a.format(path) for a in command), *more, status=status)
@@ -158,7 +158,7 @@ def test_resume_of_a_complete_job(t):
             need(b"already complete" in run(twin, "--resume", "--overwrite").stderr, f"{kind}: after --overwrite")
             need(b"already complete" in run(twin, "--resume").stderr, f"{kind}: later")
             shutil.rmtree(out) if os.path.isdir(out) else os.unlink(out)
-            need(not [f for f in names(t.folder) if f.startswith(".")], f"{kind}: {names(t.folder)}")
+            need(not [f for f in names(t.directory) if f.startswith(".")], f"{kind}: {names(t.directory)}")
     finally:
         os.chdir(here)
 

@@ -74,11 +74,11 @@ def test_enums_every_member_of_every_listed_class_is_data(t):
 
 @test
 def test_enums_files_that_frameworks_wrote_are_healthy(t):
-    folder = os.path.join(GOLDEN, "frameworks")
-    for name in sorted(os.listdir(folder)):
-        found = t.json("validate", os.path.join(folder, name), "--json", "--deep")["findings"]
+    directory = os.path.join(GOLDEN, "frameworks")
+    for name in sorted(os.listdir(directory)):
+        found = t.json("validate", os.path.join(directory, name), "--json", "--deep")["findings"]
         need(not [f for f in found if f["level"] == "error"], found)
-    found = t.json("validate", os.path.join(folder, "megatron"), "--json")["findings"]
+    found = t.json("validate", os.path.join(directory, "megatron"), "--json")["findings"]
     need(not [f for f in found if f["rule"].startswith("pickle/")], found)
 
 
@@ -139,8 +139,8 @@ def test_enums_of_c_plus_plus_are_objects(t):
 
 def metadata_with(t, value, name):
     """Makes a DCP whose `.metadata` has one more attribute, like Megatron's all_local_plans."""
-    folder = t.at(name)
-    os.mkdir(folder)
+    directory = t.at(name)
+    os.mkdir(directory)
     source = os.path.join(SAMPLES, "dcp_small")
     for file in os.listdir(source):
         with open(os.path.join(source, file), "rb") as f:
@@ -149,9 +149,9 @@ def metadata_with(t, value, name):
             need(data.endswith(b"ub."), "the sample's metadata ends otherwise")
             frame = data.index(b"\x95")  # its length no longer fits; a frame is optional
             data = data[:frame] + data[frame + 9:-3] + text("all_local_plans") + value + b"ub."
-        with open(os.path.join(folder, file), "wb") as f:
+        with open(os.path.join(directory, file), "wb") as f:
             f.write(data)
-    return folder
+    return directory
 
 
 @test

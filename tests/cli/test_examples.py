@@ -186,8 +186,8 @@ def scene(program):
 
 
 @contextlib.contextmanager
-def files_served(folder):
-    handler = functools.partial(type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *a: None}), directory=folder)
+def files_served(directory):
+    handler = functools.partial(type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *a: None}), directory=directory)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.handle_error = lambda *a: None  # clients close a connection when they have what they want of a file
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -213,7 +213,7 @@ def is_shown(line, key):
     return line.startswith(("tessera " + key, key))
 
 
-def remove_destination(line, folder):
+def remove_destination(line, directory):
     words = line.split(" ")
     if words[0] != "tessera" or words[1] not in DESTINATION or "--finish" in words:
         return
@@ -222,7 +222,7 @@ def remove_destination(line, folder):
         if word.startswith("-"):
             break
         operands.append(word)
-    path = os.path.join(folder, operands[DESTINATION[words[1]]].rstrip("/"))
+    path = os.path.join(directory, operands[DESTINATION[words[1]]].rstrip("/"))
     shutil.rmtree(path) if os.path.isdir(path) else os.path.exists(path) and os.unlink(path)
 
 
@@ -233,22 +233,22 @@ def parsed_only(t, line, why):
     need(p.returncode == 0, f"{line}: {p.stderr.decode()}")
 
 
-def viewed(t, line, folder):
+def viewed(t, line, directory):
     """Reads the page of `tessera view`, and stops it as the example says."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    pages = os.path.join(folder, "pages")
+    pages = os.path.join(directory, "pages")
     os.makedirs(pages)
     open(os.path.join(pages, "index.html"), "w").write("<!doctype html>")
     words = re.sub(r"--port \d+", f"--port {port}", re.sub(r" +#.*", "", line)).split()[1:] + ["--pages", pages]
-    with subprocess.Popen([t.path, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+    with subprocess.Popen([t.path, *words], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
         url = re.search(r"http://127\.0\.0\.1:\d+/[0-9a-f]+/", p.stdout.readline())
         p.send_signal(signal.SIGINT)
         need(url, f"{line}: {p.stderr.read()}")
 
 
-def run_example(t, line, folder, urls, env):
+def run_example(t, line, directory, urls, env):
     shell = line
     if shell.startswith("ssh "):
         says(f"only the command on the other machine is run: {line}")
@@ -261,19 +261,19 @@ def run_example(t, line, folder, urls, env):
     if "s3://" in line and not urls.get("s3://bucket"):
         return parsed_only(t, line, "there is no S3 server here")
     if shell.startswith("tessera view"):
-        return viewed(t, shell, folder)
+        return viewed(t, shell, directory)
     if shell.startswith("tessera optim ") and "modules.json" in shell:
-        shutil.copy(os.path.join(folder, "optim-modules.json"), os.path.join(folder, "modules.json"))
-    remove_destination(shell, folder)
+        shutil.copy(os.path.join(directory, "optim-modules.json"), os.path.join(directory, "modules.json"))
+    remove_destination(shell, directory)
     before = [command for key, commands in BEFORE.items() if is_shown(shell, key) or key == "completions" and "completions" in shell for command in commands]
     script = "\n".join(["set -e", *before, shell])
     for shown, url in urls.items():
         script = script.replace(shown, url) if url else script
-    script = script.replace("/mnt/other", os.path.join(folder, "mnt")).replace("doctor /scratch", f"doctor {folder}")
-    os.makedirs(os.path.join(folder, "mnt"), exist_ok=True)
-    env = {**os.environ, **env, "PATH": f"{os.path.dirname(t.path)}:{os.environ['PATH']}", "HOME": folder, "SLURM_ARRAY_TASK_ID": "3",
+    script = script.replace("/mnt/other", os.path.join(directory, "mnt")).replace("doctor /scratch", f"doctor {directory}")
+    os.makedirs(os.path.join(directory, "mnt"), exist_ok=True)
+    env = {**os.environ, **env, "PATH": f"{os.path.dirname(t.path)}:{os.environ['PATH']}", "HOME": directory, "SLURM_ARRAY_TASK_ID": "3",
            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    p = subprocess.run(["bash", "-c", script], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=env)
+    p = subprocess.run(["bash", "-c", script], cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=env)
     wanted = next((status for shown, status in STATUS.items() if line.startswith(shown)), 0)
     need(p.returncode == wanted, f"`{line}` ended {p.returncode}, expected {wanted}: {p.stderr.decode(errors='replace')[-600:]}")
 
@@ -286,13 +286,13 @@ def run_examples(t, lines):
         for i, line in enumerate(lines):
             if s3:
                 s3.objects.clear()
-            folder = t.at(f"example-{i}")
-            shutil.copytree(scene(t.path), folder)
+            directory = t.at(f"example-{i}")
+            shutil.copytree(scene(t.path), directory)
             try:
-                run_example(t, line, folder, urls, s3.env() if s3 else {})
+                run_example(t, line, directory, urls, s3.env() if s3 else {})
             except Exception as e:
                 failed.append(str(e))
-            shutil.rmtree(folder)
+            shutil.rmtree(directory)
     need(not failed, "\n" + "\n".join(failed))
 
 

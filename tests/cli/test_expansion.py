@@ -193,7 +193,7 @@ def metadata_classes():
     return made
 
 
-def save_dcp(folder, items, names, paths):
+def save_dcp(directory, items, names, paths):
     """Saves byte items: `names` maps an FQN to (item, offset, length); `paths` is planner_data."""
     c = metadata_classes()
     modules = {name: stand_in for name, stand_in in c.items() if isinstance(stand_in, types.ModuleType)}
@@ -212,10 +212,10 @@ def save_dcp(folder, items, names, paths):
                 del sys.modules[name]
             else:
                 sys.modules[name] = before
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, ".metadata"), "wb") as f:
+    os.makedirs(directory, exist_ok=True)
+    with open(os.path.join(directory, ".metadata"), "wb") as f:
         f.write(text)
-    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+    with open(os.path.join(directory, "__0_0.distcp"), "wb") as f:
         f.write(items)
 
 
@@ -319,7 +319,7 @@ def values_are_refused(t, path, name, *selection):
     for run in runs:
         p = bounded(t, *run, status=2)
         need(b"--allow-expansion" in p.stderr and (name.encode() in p.stderr), f"{run}: {p.stderr[:300]}")
-        need(not [f for f in os.listdir(t.folder) if "made" in f or "sums" in f], f"{run} left {os.listdir(t.folder)}")
+        need(not [f for f in os.listdir(t.directory) if "made" in f or "sums" in f], f"{run} left {os.listdir(t.directory)}")
 
 
 def listing_is_free(t, path):
@@ -330,7 +330,7 @@ def listing_is_free(t, path):
     need([f["rule"] for f in doc["findings"]] == ["limits/expansion"] and doc["findings"][0]["level"] == "warning", doc["findings"])
 
 
-def save_dcp_tensor(folder, fqn, item, sizes, times=1):
+def save_dcp_tensor(directory, fqn, item, sizes, times=1):
     """Saves a float32 tensor with `times` chunks along dim 0, which all refer to the same item."""
     meta = b"torch.distributed.checkpoint.metadata\n"
 
@@ -344,10 +344,10 @@ def save_dcp_tensor(folder, fqn, item, sizes, times=1):
         + numbers([sizes[0] * times, *sizes[1:]]) + b"S'chunks'\n" + chunks + b"db"
     stored = b"".join(b"c" + meta + b"MetadataIndex\n)\x81(S'fqn'\nS'" + fqn + b"'\nS'offset'\n" + numbers(at(i)) + b"S'index'\nNdb"
                       + b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81(S'relative_path'\nS'__0_0.distcp'\nS'offset'\nI0\nS'length'\nI%d\ndb" % len(item) for i in range(times))
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, ".metadata"), "wb") as f:
+    os.makedirs(directory, exist_ok=True)
+    with open(os.path.join(directory, ".metadata"), "wb") as f:
         f.write(b"c" + meta + b"Metadata\n)\x81(S'state_dict_metadata'\n(" + entry + b"dS'planner_data'\n(dS'storage_data'\n(" + stored + b"ddb.")
-    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+    with open(os.path.join(directory, "__0_0.distcp"), "wb") as f:
         f.write(item)
 
 

@@ -104,7 +104,7 @@ def of_exec(t):
 
 def files_in(paths):
     """The files that are not empty, with their sizes."""
-    found = [os.path.join(folder, name) for path in paths for folder, _, names in os.walk(path) for name in names] + [p for p in paths if os.path.isfile(p)]
+    found = [os.path.join(directory, name) for path in paths for directory, _, names in os.walk(path) for name in names] + [p for p in paths if os.path.isfile(p)]
     return [(path, os.path.getsize(path)) for path in sorted(found) if os.path.getsize(path)]
 
 
@@ -139,7 +139,7 @@ def test_flips_in_what_commands_write_are_reported(t):
         for _ in range(FLIPS // len(outputs)):
             path, at, was = flip(rng, files)
             if t.run("validate", "--deep", t.at(out), "-q", status=(0, 1, 2)).returncode == 0:
-                missed.append(f"{out}: byte {at} of {os.path.relpath(path, t.folder)}")
+                missed.append(f"{out}: byte {at} of {os.path.relpath(path, t.directory)}")
             restore(path, at, was)
         t.run("validate", "--deep", t.at(out), "-q")
     need(not missed, missed)

@@ -42,10 +42,10 @@ def check_refused(t, path, *says):
     if not os.path.exists(t.at("manifest.json")):
         t.run("manifest", donor, "-o", t.at("manifest.json"))
     for command in users(t, path):
-        before = sorted(os.listdir(t.folder))
+        before = sorted(os.listdir(t.directory))
         message = t.run(*command, status=2).stderr.decode()
         need(all(s in message for s in says), f"{' '.join(command)} says {message}")
-        need(sorted(os.listdir(t.folder)) == before, f"{' '.join(command)} left something behind")
+        need(sorted(os.listdir(t.directory)) == before, f"{' '.join(command)} left something behind")
 
 
 def check_incomplete(t, path, listed, *says):

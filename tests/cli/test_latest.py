@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 from harness import ROOT, Skip, need, sample, test
-from test_folders import golden
+from test_directories import golden
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 
@@ -409,7 +409,7 @@ def test_links_to_the_run_or_above_it_are_not_checkpoints(t):
     trainer_files = golden("trainer")[0]
     run = copies(t, trainer_files, "checkpoint-4", "checkpoint-5")
     shutil.copytree(trainer_files, run, dirs_exist_ok=True, ignore=shutil.ignore_patterns("expect.json"))
-    for target in (".", run, "..", t.folder, "checkpoint-98"):
+    for target in (".", run, "..", t.directory, "checkpoint-98"):
         os.symlink(target, t.at("run", "checkpoint-98"))
         doc = latest(t, "checkpoint-5", ["checkpoint-98"])
         need("symbolic link" in doc["passed_over"][0]["reason"] and ("to the run itself" in doc["passed_over"][0]["reason"]) == (target != "checkpoint-98"), doc)
@@ -618,7 +618,7 @@ def test_latest_fails_where_a_newer_directory_cannot_be_read(t):
     copies(t, sample("dcp_small")[0], "step-1", "step-2", "step-3")
     os.makedirs(t.at("run", "private"))
     program = shutil.copy(t.path, t.at("program"))
-    os.chmod(t.folder, 0o755)
+    os.chmod(t.directory, 0o755)
 
     def asked(name, mode):
         os.chmod(t.at("run", name), mode)

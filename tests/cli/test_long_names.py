@@ -11,7 +11,7 @@ TARGET = ("--mesh", "dp=4", "--placements", "shard(0)", "--to", "dcp")
 
 
 def left(t):
-    return sorted(f for f in os.listdir(t.folder) if ".tessera-" in f)
+    return sorted(f for f in os.listdir(t.directory) if ".tessera-" in f)
 
 
 @test

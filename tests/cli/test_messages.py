@@ -89,11 +89,11 @@ def test_a_message_names_the_path_even_if_a_word_of_it_is_the_same(t):
         for below in ("step-1", "step-2"):
             shutil.copytree(sample("dcp_fsdp2")[0], t.at(name, below))
         for command in ("inspect", "validate"):
-            p = subprocess.run([t.path, command, name], cwd=t.folder, capture_output=True)
+            p = subprocess.run([t.path, command, name], cwd=t.directory, capture_output=True)
             need(p.returncode == 2 and p.stderr.decode().startswith(f"tessera: {name}: the directory contains several checkpoints (2): step-1 (dcp)"), p.stderr)
     with open(t.at("zip"), "wb") as f:
         f.write(b"junk")
-    p = subprocess.run([t.path, "inspect", "zip"], cwd=t.folder, capture_output=True)
+    p = subprocess.run([t.path, "inspect", "zip"], cwd=t.directory, capture_output=True)
     need(p.stderr.decode().startswith("tessera: zip is not in a recognized"), p.stderr)
 
 

@@ -11,11 +11,11 @@ from harness import need, sample, test
 from test_signals import start, tree
 
 
-def wait_written(p, folder):
+def wait_written(p, directory):
     """Until there is a file of the output, not only its journal."""
     until = time.monotonic() + 60
     while p.poll() is None and time.monotonic() < until:
-        if any(".tessera-" in name and not name.endswith("-of-1") for name in tree(folder)):
+        if any(".tessera-" in name and not name.endswith("-of-1") for name in tree(directory)):
             return
         time.sleep(0.002)
 
@@ -64,7 +64,7 @@ def test_an_output_whose_directory_is_moved_is_not_published(t):
     for args, before in jobs(t):
         for end in (None, signal.SIGTERM):
             was = prepare(t, before)
-            p = start(t, *args, cwd=t.folder)
+            p = start(t, *args, cwd=t.directory)
             wait_written(p, t.at("par"))
             p.send_signal(signal.SIGSTOP)
             need(p.poll() is None, f"{args}: it ended before the move")
@@ -82,10 +82,10 @@ def test_an_output_whose_directory_is_moved_is_not_published(t):
             need(left == was, f"{args}, {end}: {sorted(left)}, before {sorted(was)}")
 
 
-def has_open(p, folder):
+def has_open(p, directory):
     """Whether the process has a descriptor of the directory."""
     try:
-        return any(os.path.realpath(f"/proc/{p.pid}/fd/{n}") == os.path.realpath(folder) for n in os.listdir(f"/proc/{p.pid}/fd"))
+        return any(os.path.realpath(f"/proc/{p.pid}/fd/{n}") == os.path.realpath(directory) for n in os.listdir(f"/proc/{p.pid}/fd"))
     except FileNotFoundError:
         return False
 
@@ -96,7 +96,7 @@ def move_while_held(t, args):
     lock = os.open(t.at("par", "out"), os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        p = start(t, *args, cwd=t.folder)
+        p = start(t, *args, cwd=t.directory)
         while p.poll() is None and not has_open(p, t.at("par")):
             time.sleep(0.001)
         p.send_signal(signal.SIGSTOP)

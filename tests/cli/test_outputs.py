@@ -43,7 +43,7 @@ def test_outputs_into_pipes_links_and_standard_output(t):
         os.unlink(t.at("link.json"))
         os.unlink(t.at("real.json"))
     need(through_pipe(t, "get", CKPT, "bias").startswith(b"\x93NUMPY"), "no array went into the pipe")
-    need(not os.listdir(t.folder), f"{os.listdir(t.folder)} stayed")
+    need(not os.listdir(t.directory), f"{os.listdir(t.directory)} stayed")
 
 
 @test
@@ -55,9 +55,9 @@ def test_outputs_that_fail_leave_the_earlier_file(t):
         need(f.read() == "earlier", "a failed run damaged an earlier file")
     p = t.run("layout", CKPT, "-o", t.at("no", "x.json"), status=2)
     need(b"No such file" in p.stderr, "the reason is not said")
-    p = t.run("layout", CKPT, "-o", t.folder, status=2)
-    need(b"directory" in p.stderr, "a folder is not refused as such")
-    need(os.listdir(t.folder) == ["a.npy"], f"{os.listdir(t.folder)} stayed")
+    p = t.run("layout", CKPT, "-o", t.directory, status=2)
+    need(b"directory" in p.stderr, "a directory is not refused as such")
+    need(os.listdir(t.directory) == ["a.npy"], f"{os.listdir(t.directory)} stayed")
 
 
 @test
@@ -67,23 +67,23 @@ def test_outputs_never_replace_what_is_no_file(t):
     need(b"neither a file nor a directory" in p.stderr and not os.path.isfile(t.at("pipe")), "a pipe was replaced")
 
 
-def contents(folder):
+def contents(directory):
     """Returns {name: bytes} of a directory, following links. Names that appear or vanish are noticed, too."""
     out = {}
-    for base, _, names in os.walk(folder):
+    for base, _, names in os.walk(directory):
         for name in names:
             with open(os.path.join(base, name), "rb") as f:
-                out[os.path.relpath(os.path.join(base, name), folder)] = f.read()
+                out[os.path.relpath(os.path.join(base, name), directory)] = f.read()
     return out
 
 
 def refused_onto(t, source, first, target):
     """Every command that has an output refuses `target`, and changes nothing."""
-    before = contents(t.folder)
+    before = contents(t.directory)
     for args in (("layout", source), ("manifest", source), ("layout", source, "--hash", "sha256"), ("get", source, first)):
         p = t.run(*args, "-o", target, status=2)
         need(args[0] == "get" or b"that is being read" in p.stderr, f"{args} -o {target}: {p.stderr}")
-        need(contents(t.folder) == before, f"{args} -o {target}: files changed")
+        need(contents(t.directory) == before, f"{args} -o {target}: files changed")
 
 
 FORMS = ("dcp_fsdp2", "dcp_rank_local", "dcp_hf_sharded", "safetensors_index", "safetensors_model", "torch_bin_index", "torch_ranks_fsdp2", "torch_plain", "torch_legacy")
@@ -104,7 +104,7 @@ def test_outputs_never_replace_a_file_of_the_checkpoint_that_is_read(t):
         os.link(inner, t.at("hard.npy"))
         os.symlink(inner, t.at("soft.bin"))
         os.symlink("soft.bin", t.at("twice.npy"))
-        for target in ("hard.npy", "soft.bin", "twice.npy", os.path.join("..", os.path.basename(t.folder), "hard.npy")):
+        for target in ("hard.npy", "soft.bin", "twice.npy", os.path.join("..", os.path.basename(t.directory), "hard.npy")):
             refused_onto(t, source, first, t.at(target))
         for args in (("layout", inner), ("get", inner, first)):  # PATH by its file, the output by a link
             p = t.run(*args, "-o", t.at("hard.npy"), status=2)
@@ -151,15 +151,15 @@ def test_outputs_that_were_killed_are_removed_by_the_next_run(t):
     for name, args in OUTPUTS.items():
         said = t.run(*args, "-o", t.at(f"whole-{name}"))
         killed(t, *args, "-o", t.at(name), limit=60)
-        left = [f for f in os.listdir(t.folder) if ".tessera-" in f]
+        left = [f for f in os.listdir(t.directory) if ".tessera-" in f]
         need(left and not os.path.exists(t.at(name)), f"{args[0]}: {left}")
         with open(t.at(f".{name}.tessera-w0123456789abcdef"), "w") as f:
             f.write("not listed by any journal")
         t.run(*args, "-o", t.at(name))
-        need(sorted(os.listdir(t.folder)) == sorted([f".{name}.tessera-w0123456789abcdef", name, f"whole-{name}"]), f"{args[0]}: {os.listdir(t.folder)} {said.stderr}")
+        need(sorted(os.listdir(t.directory)) == sorted([f".{name}.tessera-w0123456789abcdef", name, f"whole-{name}"]), f"{args[0]}: {os.listdir(t.directory)} {said.stderr}")
         with open(t.at(name), "rb") as a, open(t.at(f"whole-{name}"), "rb") as b:
             need(a.read() == b.read(), f"{args[0]}: another file than an undisturbed run writes")
-        for f in os.listdir(t.folder):
+        for f in os.listdir(t.directory):
             os.unlink(t.at(f))
 
 

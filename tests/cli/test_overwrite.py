@@ -42,23 +42,23 @@ def make(t, form, path, dest, *more, status=0):
     return t.run(command, path, dest, *options, *more, status=status)
 
 
-def tree(folder):
+def tree(directory):
     found = {}
-    for root, _, files in os.walk(folder):
+    for root, _, files in os.walk(directory):
         for f in files:
             with open(os.path.join(root, f), "rb") as opened:
-                found[os.path.relpath(os.path.join(root, f), folder)] = opened.read()
+                found[os.path.relpath(os.path.join(root, f), directory)] = opened.read()
     return found
 
 
-def leave(folder, files):
+def leave(directory, files):
     for name, content in files.items():
-        with open(os.path.join(folder, name), "wb") as f:
+        with open(os.path.join(directory, name), "wb") as f:
             f.write(content)
 
 
 def nothing_temporary(t):
-    left = [os.path.join(r, n) for r, folders, files in os.walk(t.folder) for n in folders + files if ".tessera-" in n]
+    left = [os.path.join(r, n) for r, directories, files in os.walk(t.directory) for n in directories + files if ".tessera-" in n]
     need(not left, f"left behind: {left}")
 
 
@@ -265,7 +265,7 @@ def test_what_is_not_a_file_stays_and_is_named(t):
         dest = t.at(f"{before}-{after}")
         make(t, before, old, dest, "-q")
         os.symlink("/nowhere", os.path.join(dest, "dead.bin"))
-        os.symlink(t.folder, os.path.join(dest, "elsewhere"))
+        os.symlink(t.directory, os.path.join(dest, "elsewhere"))
         os.mkfifo(os.path.join(dest, "pipe.safetensors"))
         in_place = before in ("dcp", "dcp-ranks") and after in ("dcp", "dcp-ranks") or before == after == "shards"
         names = ["dead.bin", "elsewhere", "pipe.safetensors"]
@@ -374,7 +374,7 @@ def test_sidecars_replace_sidecars_only(t):
     t.run("convert", path, one, *more, "--overwrite")
     written = open(sidecar, "rb").read()
     for content in (b"{}", b'{"mine": "tessera.objects/1"}', b"", b"\0" * 300):
-        leave(t.folder, {"m.safetensors.objects.json": content})
+        leave(t.directory, {"m.safetensors.objects.json": content})
         p = t.run("convert", path, one, *more, "--overwrite", status=2)
         need(b"objects.json" in p.stderr and open(sidecar, "rb").read() == content, p.stderr)
     os.unlink(one)
@@ -410,13 +410,13 @@ def test_a_destination_inside_any_source_is_refused(t):
         os.mkdir(t.at(name))
         source(t, os.path.join(name, f"{'model' if name != 'd' else 'more'}.safetensors"), n, "more." if name == "d" else "")
     a, b, c, d = (t.at(name) for name in "abcd")
-    before = tree(t.folder)
+    before = tree(t.directory)
     cases = [(b, ("merge", ".", a, b, "--method", "linear")), (b, ("merge", ".", b, a, "--method", "linear")), (d, ("convert", a, ".", "--also", d)),
              (b, ("merge", ".", a, b, "--method", "slerp", "--t", "0.5")), (b, ("merge", ".", a, "--base", b, "--method", "task-arithmetic"))]
-    for (folder, command), name, more in itertools.product(cases, ("new.safetensors", "new.pt"), ((), ("--dry-run",), ("--overwrite",))):
-        inside = os.path.join(folder, name)
+    for (directory, command), name, more in itertools.product(cases, ("new.safetensors", "new.pt"), ((), ("--dry-run",), ("--overwrite",))):
+        inside = os.path.join(directory, name)
         p = t.run(*(inside if word == "." else word for word in command), *more, status=2)
-        need(f"'{inside}' is inside the source '{folder}'".encode() in p.stderr, f"{command}: {p.stderr}")
-        need(tree(t.folder) == before, f"{command} changed {set(tree(t.folder)) ^ set(before)}")
+        need(f"'{inside}' is inside the source '{directory}'".encode() in p.stderr, f"{command}: {p.stderr}")
+        need(tree(t.directory) == before, f"{command} changed {set(tree(t.directory)) ^ set(before)}")
     t.run("merge", os.path.join(c, "new.safetensors"), a, b, "--method", "linear", "-q")
-    need(set(tree(t.folder)) - set(before) == {"c/new.safetensors"}, set(tree(t.folder)))
+    need(set(tree(t.directory)) - set(before) == {"c/new.safetensors"}, set(tree(t.directory)))

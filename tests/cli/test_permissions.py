@@ -18,18 +18,18 @@ def mode(path):
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def modes(folder):
-    return {name: mode(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+def modes(directory):
+    return {name: mode(os.path.join(directory, name)) for name in sorted(os.listdir(directory))}
 
 
 def temporary(t):
     """Returns {path: mode} of everything that a killed run left."""
     found = {}
-    for folder, names, files in os.walk(t.folder):
+    for directory, names, files in os.walk(t.directory):
         for name in names + files:
-            path = os.path.join(folder, name)
-            if ".tessera-" in os.path.relpath(path, t.folder) and not name.endswith(("-of-1", ".publishing")):
-                found[os.path.relpath(path, t.folder)] = mode(path)
+            path = os.path.join(directory, name)
+            if ".tessera-" in os.path.relpath(path, t.directory) and not name.endswith(("-of-1", ".publishing")):
+                found[os.path.relpath(path, t.directory)] = mode(path)
     return found
 
 
@@ -77,14 +77,14 @@ def test_a_replaced_directory_opens_to_nobody_else(t):
     old, new = source(t, "old", 1), source(t, "new", 2)
     wants = ((0o700, 0o600, 0o022), (0o750, 0o640, 0o002), (0o755, 0o644, 0o022))
     for i, (before, after) in enumerate(itertools.product(FORMS, FORMS)):
-        folder_mode, file_mode, mask = wants[i % len(wants)]
+        directory_mode, file_mode, mask = wants[i % len(wants)]
         out = t.at("out")
         make(t, before, old, out)
         for name in os.listdir(out):
             os.chmod(os.path.join(out, name), file_mode)
-        os.chmod(out, folder_mode)
+        os.chmod(out, directory_mode)
         with_umask(mask, lambda: make(t, after, new, out, "--overwrite"))
-        need(mode(out) == folder_mode, f"{after} over {before}: the directory has {mode(out):o}, not {folder_mode:o}")
+        need(mode(out) == directory_mode, f"{after} over {before}: the directory has {mode(out):o}, not {directory_mode:o}")
         need(set(modes(out).values()) == {file_mode}, f"{after} over {before}, {file_mode:o}: {modes(out)}")
         shutil.rmtree(out)
 
@@ -113,9 +113,9 @@ def test_unpublished_files_are_no_wider_than_the_old_ones(t):
     for name, (command, *options) in jobs.items():
         out = t.at(name)
         t.run(command, small, out, *[option.replace("4MB", "300B") for option in options])
-        for folder, _, files in os.walk(out):
+        for directory, _, files in os.walk(out):
             for f in files:
-                os.chmod(os.path.join(folder, f), 0o600)
+                os.chmod(os.path.join(directory, f), 0o600)
         os.chmod(out, 0o600 if os.path.isfile(out) else 0o700)
         with_umask(0, lambda: killed(t, command, path, out, *options, "--overwrite", "--resume", limit=3 << 20))
         left = temporary(t)
@@ -163,7 +163,7 @@ def test_access_lists_stay(t):
     # the list that the directory gives to new files is not given to one that replaces a file without a list
     t.run("convert", old, t.at("b.pt"), "--to", "torch")
     os.chmod(t.at("b.pt"), 0o640)
-    os.setxattr(t.folder, "system.posix_acl_default", wide)
+    os.setxattr(t.directory, "system.posix_acl_default", wide)
     t.run("convert", new, t.at("b.pt"), "--to", "torch", "--overwrite")
     need(ACL not in os.listxattr(t.at("b.pt")) and mode(t.at("b.pt")) == 0o640, f"{os.listxattr(t.at('b.pt'))} {mode(t.at('b.pt')):o}")
 
@@ -175,7 +175,7 @@ def test_a_directory_that_may_not_be_written_is_named(t):
         raise Skip("needs root, to run the program as another user")
     path, mesh = source(t, "source", 1), ("--mesh", "dp=2", "--placements", "shard(0)")
     os.mkdir(t.at("closed"))
-    os.chmod(t.folder, 0o755)
+    os.chmod(t.directory, 0o755)
     for out, options in (("m.safetensors", ()), ("m.pt", ()), ("d", ("--to", "dcp"))):
         for command in (("convert", path), ("cp", path), ("reshard", path, *mesh)):
             for exists in (False, True):
@@ -204,7 +204,7 @@ def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
         os.chown(path, nobody, nobody)
     with open(os.path.join(out, "notes.txt"), "w") as f:
         f.write("root's")
-    os.chmod(t.folder, 0o755)
+    os.chmod(t.directory, 0o755)
     program = shutil.copy(t.path, t.at("tessera"))  # the other user may not reach the build directory
     before = tree(out)
     command, *options = FORMS["ranks"]

@@ -212,8 +212,8 @@ def test_a_pickle_alone_and_archives_that_scanners_cannot_open_are_refused(t):
         ("a pickle", harm), ("7z", seven), ("flag bit", bytes(flagged)),
         ("data.pkl twice", members("archive/data.pkl", "archive/data.pkl", "archive/version")),
         ("data.pkl in two cases", members("archive/data.pkl", "archive/DATA.PKL", "archive/version")),
-        ("no top folder", members("data.pkl", "version")),
-        ("another top folder", members("other/version", "archive/data.pkl", "archive/version")),
+        ("no top directory", members("data.pkl", "version")),
+        ("another top directory", members("other/version", "archive/data.pkl", "archive/version")),
     ):
         p = t.run("validate", write(t.at("a.pt"), data), "--deep", "--json", status=(1, 2))
         need(p.returncode == 2 or any(f["level"] == "error" for f in json.loads(p.stdout)["findings"]), name)

@@ -10,7 +10,7 @@ from harness import Skip, need, sample, test
 def shell(t, line, status=0):
     if not shutil.which("bash"):
         raise Skip("bash is not installed")
-    p = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=t.folder, timeout=120, env={**os.environ, "T": t.path})
+    p = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=t.directory, timeout=120, env={**os.environ, "T": t.path})
     need(p.returncode == status, f"{line}: ended {p.returncode}: {p.stderr}")
     return p
 

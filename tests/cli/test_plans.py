@@ -108,7 +108,7 @@ def test_exec_in_parts_equals_reshard(t):
         need(tree(out) == tree(whole), f"--to {to}: parts write other bytes")
         t.run("exec", plan, t.at(f"{to}-one"), "-q")
         need(tree(t.at(f"{to}-one")) == tree(whole), f"--to {to}: exec writes other bytes")
-        need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
+        need(not [f for f in os.listdir(t.directory) if f.startswith(".")], os.listdir(t.directory))
     t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), status=2)
     t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--share", "2/2", "--overwrite", "-q")
     t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--share", "1/2", "--finish", "--overwrite", "-q")
@@ -201,7 +201,7 @@ def test_resume_after_a_kill(t):
         whole = t.at("whole-" + name)
         t.run("convert", path, whole, "--to", to, "-q", *extra)
         killed(t, "convert", path, t.at(name), "--to", to, limit=20 << 20)
-        left = [f for f in os.listdir(t.folder) if f.startswith(f".{name}.tessera-")]
+        left = [f for f in os.listdir(t.directory) if f.startswith(f".{name}.tessera-")]
         need(left and not os.path.exists(t.at(name)), f"nothing is left of the killed run: {left}")
         p = t.run("convert", path, t.at(name), "--to", to, "--resume", "--dtype", "float16", status=2)
         need(b"did not have 'dtype float16'" in p.stderr, p.stderr)
@@ -214,7 +214,7 @@ def test_resume_after_a_kill(t):
         killed(t, "convert", path, t.at("other-" + name), "--to", to, limit=20 << 20)
         p = t.run("convert", path, t.at("other-" + name), "--to", to, "--dtype", "float16")
         need(b"interrupted" in p.stderr, p.stderr)
-        need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
+        need(not [f for f in os.listdir(t.directory) if f.startswith(".")], os.listdir(t.directory))
     p = t.run("convert", path, t.at("new.pt"), "--resume")
     need(b"nothing to resume" in p.stderr, p.stderr)
     killed(t, "convert", path, t.at("changed.pt"), limit=20 << 20)
@@ -225,10 +225,10 @@ def test_resume_after_a_kill(t):
 
 def deep_tree(path):
     found = {}
-    for folder, _, files in os.walk(path):
+    for directory, _, files in os.walk(path):
         for name in files:
-            with open(os.path.join(folder, name), "rb") as f:
-                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+            with open(os.path.join(directory, name), "rb") as f:
+                found[os.path.relpath(os.path.join(directory, name), path)] = f.read()
     return found
 
 
@@ -259,7 +259,7 @@ def test_resume_of_files_of_ranks(t):
                 killed(t, *job(name, out), "--resume", limit=limit + (1 << 20))
             t.run(*job(name, out), "--resume")
             need(deep_tree(t.at(out)) == want, f"{name}, killed at {limit}: resumed to other bytes")
-            need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
+            need(not [f for f in os.listdir(t.directory) if f.startswith(".")], os.listdir(t.directory))
         p = t.run(*job(name, name + "-new"), "--resume")
         need(b"nothing to resume" in p.stderr and deep_tree(t.at(name + "-new")) == want, p.stderr)
 

@@ -18,7 +18,7 @@ def command(job, path, dest, *more):
 
 def leftovers(t, job):
     """Returns the temporary names that a killed run left, next to the destination and in it."""
-    beside = [t.at(f) for f in os.listdir(t.folder) if f.startswith(f".{job}.tessera-")]
+    beside = [t.at(f) for f in os.listdir(t.directory) if f.startswith(f".{job}.tessera-")]
     inside = [t.at(job, f) for f in os.listdir(t.at(job)) if ".tessera-" in f] if os.path.isdir(t.at(job)) else []
     return sorted(beside + inside)
 
@@ -68,7 +68,7 @@ def test_links_in_place_of_what_a_killed_run_left(t):
             for kind in ("symbolic", "hard", "inner"):
                 for more in ((), ("--resume",), ("--include", "a")):
                     clear(t, job)
-                    shutil.copytree(t.at("left"), t.folder, dirs_exist_ok=True, copy_function=shutil.copy2)
+                    shutil.copytree(t.at("left"), t.directory, dirs_exist_ok=True, copy_function=shutil.copy2)
                     shutil.rmtree(t.at("victim"), ignore_errors=True)
                     os.mkdir(t.at("victim"))
                     with open(t.at("victim", "file"), "wb") as f:
@@ -89,12 +89,12 @@ def test_files_of_others_among_what_a_killed_run_left(t):
     for job in ("d", "r"):
         for more in ((), ("--resume",), ("--include", "a")):
             killed(t, *command(job, path, t.at(job), "--resume"), limit=8 << 20)
-            folder = next(f for f in leftovers(t, job) if os.path.isdir(f))
+            directory = next(f for f in leftovers(t, job) if os.path.isdir(f))
             for name in ("precious.txt", "model.safetensors"):
-                with open(os.path.join(folder, name), "wb") as f:
+                with open(os.path.join(directory, name), "wb") as f:
                     f.write(b"mine")
             p = t.run(*command(job, path, t.at(job), *more), status=(0, 2))
-            there = folder if os.path.isdir(folder) else t.at(job)
+            there = directory if os.path.isdir(directory) else t.at(job)
             need(open(os.path.join(there, "precious.txt"), "rb").read() == b"mine", f"{job} {more}: a foreign file is gone: {p.stderr}")
             need(p.returncode == 0 or b"precious.txt" in p.stderr or b"model.safetensors" in p.stderr, p.stderr)
             need((p.returncode == 2) == ("--resume" in more), f"{job} {more}: {p.stderr}")
@@ -111,19 +111,19 @@ def test_files_of_subdirectories_that_a_killed_copy_left(t):
         f.write("step-7")
     for what in ("plain", "link", "foreign"):
         killed(t, "cp", t.at("source"), t.at("copy"), limit=8 << 20)
-        folder = next(f for f in leftovers(t, "copy") if os.path.isdir(f))
-        need(os.path.exists(os.path.join(folder, "step-7", "model.safetensors")), os.listdir(folder))
+        directory = next(f for f in leftovers(t, "copy") if os.path.isdir(f))
+        need(os.path.exists(os.path.join(directory, "step-7", "model.safetensors")), os.listdir(directory))
         if what == "link":
-            shutil.move(os.path.join(folder, "step-7"), t.at("victim"))
-            os.symlink(t.at("victim"), os.path.join(folder, "step-7"))
+            shutil.move(os.path.join(directory, "step-7"), t.at("victim"))
+            os.symlink(t.at("victim"), os.path.join(directory, "step-7"))
         if what == "foreign":
-            with open(os.path.join(folder, "step-7", "mine.txt"), "w") as f:
+            with open(os.path.join(directory, "step-7", "mine.txt"), "w") as f:
                 f.write("mine")
         t.run("cp", t.at("source"), t.at("copy"))
-        need(what == "plain" or os.path.isdir(folder), f"{what}: the directory is gone")
+        need(what == "plain" or os.path.isdir(directory), f"{what}: the directory is gone")
         need(what != "plain" or not leftovers(t, "copy"), leftovers(t, "copy"))
         need(what != "link" or os.listdir(t.at("victim")) == ["model.safetensors"], "a file behind a link is gone")
-        need(what != "foreign" or os.listdir(os.path.join(folder, "step-7")) == ["mine.txt"], "a foreign file is gone")
+        need(what != "foreign" or os.listdir(os.path.join(directory, "step-7")) == ["mine.txt"], "a foreign file is gone")
         clear(t, "copy")
 
 
@@ -135,27 +135,27 @@ def test_plans_refuse_what_no_part_has_made(t):
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
     t.run("exec", plan, t.at("e"), "--share", "1/2")
-    journal, folder = sorted(leftovers(t, "e"), key=os.path.isdir)
-    for kind in ("link", "folder"):
+    journal, directory = sorted(leftovers(t, "e"), key=os.path.isdir)
+    for kind in ("link", "directory"):
         os.unlink(journal)
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
         os.mkdir(t.at("victim"))
         with open(t.at("victim", "__0_0.distcp"), "wb") as f:
             f.write(b"precious")
         was = tree(t.at("victim"))
         if kind == "link":
-            os.symlink(t.at("victim"), folder)
+            os.symlink(t.at("victim"), directory)
         else:
-            shutil.copytree(t.at("victim"), folder)
+            shutil.copytree(t.at("victim"), directory)
         p = t.run("exec", plan, t.at("e"), "--share", "1/2", status=2)
-        need(os.path.basename(folder).encode() in p.stderr, p.stderr)
-        need(tree(t.at("victim")) == was and tree(folder) == was, f"{kind}: files of others changed")
+        need(os.path.basename(directory).encode() in p.stderr, p.stderr)
+        need(tree(t.at("victim")) == was and tree(directory) == was, f"{kind}: files of others changed")
         shutil.rmtree(t.at("victim"))
         if kind == "link":
-            os.unlink(folder)
+            os.unlink(directory)
             t.run("exec", plan, t.at("e"), "--share", "1/2")
-            journal, folder = sorted(leftovers(t, "e"), key=os.path.isdir)
-    shutil.rmtree(folder)
+            journal, directory = sorted(leftovers(t, "e"), key=os.path.isdir)
+    shutil.rmtree(directory)
     parts = [subprocess.Popen([t.path, "exec", plan, t.at("e"), "--share", f"{i}/4"], stderr=subprocess.PIPE) for i in range(1, 5)]
     need(all(p.wait(60) == 0 for p in parts), [p.stderr.read() for p in parts])
     t.run("exec", plan, t.at("e"), "--finish")

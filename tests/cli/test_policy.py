@@ -200,7 +200,7 @@ def test_policy_a_baseline_that_is_none_is_refused(t):
     with open(t.at("b.json"), "wb") as f:
         f.write(b'{"schema": "tessera.findings/1", "findings": [{"rule": "\xff"}]}')
     t.run("validate", CKPT, "--baseline", t.at("b.json"), status=2)
-    for path in (t.at("absent.json"), t.folder, os.path.join(CKPT, ".metadata")):
+    for path in (t.at("absent.json"), t.directory, os.path.join(CKPT, ".metadata")):
         need(os.path.basename(path) in t.run("validate", CKPT, "--baseline", path, status=2).stderr.decode(), path)
     diff = write(t.at("d.json"), t.run("diff", CKPT, CKPT, "--json").stdout.decode())
     need(b"'tessera.diff/1'" in t.run("validate", CKPT, "--baseline", diff, status=2).stderr, "a diff as a baseline of validate")

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from harness import Skip, need, sample, test
-from test_folders import golden
+from test_directories import golden
 from test_latest import FORMS, copies, damage, deepspeed, trainer
 
 HOUR = 3600
@@ -35,8 +35,8 @@ def aged(t, source, *names):
 def tree(path):
     """Every name below a directory, with the bytes of files and the targets of links."""
     found = {}
-    for top, folders, files in os.walk(path):
-        for name in folders + files:
+    for top, directories, files in os.walk(path):
+        for name in directories + files:
             at = os.path.join(top, name)
             kind = os.readlink(at) if os.path.islink(at) else None if os.path.isdir(at) else open(at, "rb").read()
             found[os.path.relpath(at, path)] = kind
@@ -420,7 +420,7 @@ static void count(void)
         int result = real arguments; \
         if (getenv("KILL_AFTER")) count(); \
         return result; }
-CALL(unlinkat, (int folder, const char *name, int flags), (folder, name, flags))
+CALL(unlinkat, (int directory, const char *name, int flags), (directory, name, flags))
 CALL(fsync, (int fd), (fd))
 CALL(fdatasync, (int fd), (fd))
 CALL(flock, (int fd, int how), (fd, how))
@@ -433,7 +433,7 @@ ssize_t pwrite(int fd, const void *data, size_t size, off_t at)
     return result;
 }
 ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) { return pwrite(fd, data, size, at); }
-int openat(int folder, const char *name, int flags, ...)
+int openat(int directory, const char *name, int flags, ...)
 {
     va_list rest;
     va_start(rest, flags);
@@ -441,17 +441,17 @@ int openat(int folder, const char *name, int flags, ...)
     va_end(rest);
     int (*real)(int, const char *, int, ...) = dlsym(RTLD_NEXT, "openat");
     if ((flags & O_CREAT) && !getenv("KILL_AFTER")) count();
-    const int fd = real(folder, name, flags, mode);
+    const int fd = real(directory, name, flags, mode);
     if ((flags & O_CREAT) && getenv("KILL_AFTER")) count();
     return fd;
 }
-int openat64(int folder, const char *name, int flags, ...)
+int openat64(int directory, const char *name, int flags, ...)
 {
     va_list rest;
     va_start(rest, flags);
     const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
     va_end(rest);
-    return openat(folder, name, flags, mode);
+    return openat(directory, name, flags, mode);
 }
 """
     subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-ldl", "-o", library], input=code.encode(), check=True)
@@ -630,7 +630,7 @@ def test_prune_that_cannot_remove_a_file_fails_and_is_finished_later(t):
     as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     aged(t, golden("accelerate_fsdp_sharded")[0], "checkpoint_1", "checkpoint_2")
     program = shutil.copy(t.path, t.at("program"))
-    os.chmod(t.folder, 0o755)
+    os.chmod(t.directory, 0o755)
     for top, _, _ in os.walk(t.at("run")):
         os.chmod(top, 0o777)
     os.chmod(t.at("run", "checkpoint_1", "optimizer_0"), 0o555)

@@ -101,7 +101,7 @@ def test_repair_refuses(t):
     need(b"nothing to repair" in t.run("repair", sample("safetensors_model")[0], t.at("x"), status=2).stderr, "a sound safetensors file")
     need(b"whole checkpoint in the format torch-zip" in t.run("repair", sample("torch_alignment")[0], t.at("x"), status=2).stderr, "another form")
     os.mkdir(t.at("empty"))
-    need(b"the directory is empty" in t.run("repair", t.at("empty"), t.at("x"), status=2).stderr, "an empty folder")
+    need(b"the directory is empty" in t.run("repair", t.at("empty"), t.at("x"), status=2).stderr, "an empty directory")
     _, lost = without_metadata(t, "dcp_small")
     open(t.at("there"), "w").write("mine")
     need(b"exists" in t.run("repair", lost, t.at("there"), status=2).stderr and open(t.at("there")).read() == "mine", "a file that is there")
@@ -114,10 +114,10 @@ def test_what_a_killed_repair_left_is_removed_by_the_next(t):
     path, lost = without_metadata(t, "dcp_fsdp2")
     t.run("repair", lost, t.at("whole"), "--like", path)
     killed(t, "repair", lost, t.at("new"), "--like", path, limit=400)
-    left = [name for name in os.listdir(t.folder) if ".tessera-" in name]
+    left = [name for name in os.listdir(t.directory) if ".tessera-" in name]
     need(left and not os.path.exists(t.at("new")), left)
     t.run("repair", lost, t.at("new"), "--like", path)
-    need(sorted(os.listdir(t.folder)) == ["lost", "new", "whole"], os.listdir(t.folder))
+    need(sorted(os.listdir(t.directory)) == ["lost", "new", "whole"], os.listdir(t.directory))
     with open(t.at("new"), "rb") as a, open(t.at("whole"), "rb") as b:
         need(a.read() == b.read(), "another file than an undisturbed run writes")
 

@@ -51,10 +51,10 @@ def source(t, tensors, name="s.safetensors"):
 
 
 def refused(t, data, scale, *args, advice=("--dequantize", "--raw-cast")):
-    before = sorted(os.listdir(t.folder))
+    before = sorted(os.listdir(t.directory))
     said = t.run(*args, status=2).stderr.decode()
     need(f"'{data}'" in said and f"'{scale}'" in said and all(a in said for a in advice), said)
-    need(sorted(os.listdir(t.folder)) == before, f"{args}: something was written")
+    need(sorted(os.listdir(t.directory)) == before, f"{args}: something was written")
 
 
 @test
@@ -150,14 +150,14 @@ def test_scaled_tensors_of_torchao(t):
 
 def adapter(t, modules, out=2, into=2, name="adapter"):
     """A LoRA adapter for these modules, whose weights are out x into."""
-    folder = t.at(name)
-    os.makedirs(folder)
-    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+    directory = t.at(name)
+    os.makedirs(directory)
+    with open(os.path.join(directory, "adapter_config.json"), "w") as f:
         json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [m.rsplit(".", 1)[-1] for m in modules]}, f)
     a, b = ("F32", [1, into], struct.pack(f"<{into}f", *range(1, into + 1))), ("F32", [out, 1], struct.pack(f"<{out}f", *range(1, out + 1)))
-    st_write(os.path.join(folder, "adapter_model.safetensors"),
+    st_write(os.path.join(directory, "adapter_model.safetensors"),
              {f"base_model.model.{m}.lora_{n}.weight": x for m in modules for n, x in (("A", a), ("B", b))})
-    return folder
+    return directory
 
 
 @test
@@ -226,12 +226,12 @@ def test_steps_of_maps_do_not_compute_with_scaled_tensors(t):
 # ---- float8 without a known scale ----
 
 def model(t, name, tensors, config):
-    folder = t.at(name)
-    os.makedirs(folder)
-    st_write(os.path.join(folder, "model.safetensors"), tensors)
-    with open(os.path.join(folder, "config.json"), "w") as f:
+    directory = t.at(name)
+    os.makedirs(directory)
+    st_write(os.path.join(directory, "model.safetensors"), tensors)
+    with open(os.path.join(directory, "config.json"), "w") as f:
         json.dump(config, f)
-    return folder
+    return directory
 
 
 @test
@@ -258,11 +258,11 @@ def test_a_single_file_is_quantized_as_its_directory_is(t):
     tensors = {"m.q.weight": FP8, "m.norm.weight": F32}
     lora, out = adapter(t, ["m.q"]), t.at("out.safetensors")
     for name, config, fails in (("fp8", {"quantization_config": {"quant_method": "fp8"}}, True), ("text", {"text_config": {"quantization_config": {}}}, True), ("plain", {"model_type": "llama"}, False)):
-        folder = model(t, name, tensors, config)
-        os.rename(os.path.join(folder, "model.safetensors"), os.path.join(folder, "model-00001-of-00002.safetensors"))
-        path = os.path.join(folder, "model-00001-of-00002.safetensors")
-        os.symlink(folder, t.at(f"link-{name}"))
-        with serving(t.folder) as server:
+        directory = model(t, name, tensors, config)
+        os.rename(os.path.join(directory, "model.safetensors"), os.path.join(directory, "model-00001-of-00002.safetensors"))
+        path = os.path.join(directory, "model-00001-of-00002.safetensors")
+        os.symlink(directory, t.at(f"link-{name}"))
+        with serving(t.directory) as server:
             for at in (path, os.path.join(t.at(f"link-{name}"), os.path.basename(path)), f"{server.url}{name}/{os.path.basename(path)}"):
                 for command in (["convert", at, out, "--dtype", "float32"], ["convert", at, out, "--lora", lora], ["merge", out, at, at, "--method", "linear"]):
                     said = t.run(*command, "--overwrite", status=2 if fails else 0).stderr.decode()

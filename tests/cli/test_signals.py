@@ -29,8 +29,8 @@ def huge(path, dtype="U8"):
     return path
 
 
-def tree(folder):
-    return sorted(os.path.relpath(os.path.join(d, f), folder) for d, _, files in os.walk(folder) for f in files)
+def tree(directory):
+    return sorted(os.path.relpath(os.path.join(d, f), directory) for d, _, files in os.walk(directory) for f in files)
 
 
 def start(t, *args, env=None, **more):
@@ -51,27 +51,27 @@ def ends_by(p, number, what):
     need(p.returncode == -number, f"{what}: {number.name} ended it with {p.returncode}: {err[-300:]}")
 
 
-def appears(p, folder, part, limit=30):
+def appears(p, directory, part, limit=30):
     """Waits until there is a file whose name contains `part` somewhere below the directory."""
     until = time.monotonic() + limit
     while p.poll() is None and time.monotonic() < until:
-        if any(part in name for name in tree(folder)):
+        if any(part in name for name in tree(directory)):
             return
         time.sleep(0.005)
-    need(False, f"no {part} appeared: {p.poll()} {tree(folder)} {p.stderr.read() if p.poll() is not None else ''}")
+    need(False, f"no {part} appeared: {p.poll()} {tree(directory)} {p.stderr.read() if p.poll() is not None else ''}")
 
 
 @test
 def test_signals_end_commands_that_read(t):
     a, b = huge(t.at("a.safetensors")), huge(t.at("b.safetensors"))
-    before = tree(t.folder)
+    before = tree(t.directory)
     jobs = [("inspect", a, "--hash", "sha256"), ("inspect", a, "--stats", "--json"), ("layout", a, "--hash", "sha256"), ("manifest", a),
             ("diff", a, b, "--values"), ("diff", a, b, "--values", "--atol", "1"), ("validate", a, "--deep")]
     for i, job in enumerate(jobs):
         p = start(t, *job)
         time.sleep(0.15)
         ends_by(p, ENDS[i % len(ENDS)], " ".join(job))
-        need(tree(t.folder) == before, f"{job}: {tree(t.folder)}")
+        need(tree(t.directory) == before, f"{job}: {tree(t.directory)}")
     small = t.at("small.safetensors")
     st_write(small, {"w": ("U8", [1, 1024], bytes(1024))})
     manifest = json.loads(t.run("manifest", small).stdout)
@@ -162,11 +162,11 @@ def test_signals_at_any_moment_leave_old_or_new(t):
     for job in jobs:
         os.mkdir(t.at("whole"))
         os.mkdir(t.at("out"))
-        line = lambda folder: [t.at(folder, "d") if x == "D" else x for x in job]
+        line = lambda directory: [t.at(directory, "d") if x == "D" else x for x in job]
         begun = time.monotonic()
         t.run(*line("whole"))
         length = time.monotonic() - begun
-        contents = lambda folder: {n: open(t.at(folder, n), "rb").read() for n in tree(t.at(folder))}
+        contents = lambda directory: {n: open(t.at(directory, n), "rb").read() for n in tree(t.at(directory))}
         whole = contents("whole")
         stopped = 0
         for k in range(24):
@@ -210,10 +210,10 @@ def test_kills_never_leave_a_sidecar_without_its_file(t):
         written = os.path.exists(one)
         need(written or not os.path.exists(sidecar), "the sidecar is there and the file is not")
         t.run(*command, *again, status=2 if written and not again else (0, 2))  # it exists; or a resumed run was complete
-        need([*map(os.path.exists, (one, sidecar))] == [True, True], f"turn {turn}: {os.listdir(t.folder)}")
+        need([*map(os.path.exists, (one, sidecar))] == [True, True], f"turn {turn}: {os.listdir(t.directory)}")
         with open(sidecar, "rb") as f:
             need(f.read() == want, "another sidecar")
-        need(sorted(os.listdir(t.folder)) == ["m.safetensors", "m.safetensors.objects.json"], os.listdir(t.folder))
+        need(sorted(os.listdir(t.directory)) == ["m.safetensors", "m.safetensors.objects.json"], os.listdir(t.directory))
 
 
 @test
@@ -234,7 +234,7 @@ def test_signals_end_waiting_for_a_server(t):
             ends_by(p, signal.SIGINT, f"{args[0]} of a silent server")
             server.over.set()
             server.shutdown()
-        need(tree(t.folder) == [], tree(t.folder))
+        need(tree(t.directory) == [], tree(t.directory))
 
 
 @test
@@ -268,12 +268,12 @@ def test_signals_while_a_server_stalls_in_the_values(t):
         server.over = threading.Event()
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         p = start(t, "convert", f"http://127.0.0.1:{server.server_address[1]}/m.safetensors", t.at("x.pt"))
-        appears(p, t.folder, ".tessera-")
+        appears(p, t.directory, ".tessera-")
         time.sleep(0.5)
         ends_by(p, signal.SIGTERM, "convert from a stalling server")
         server.over.set()
         server.shutdown()
-    need(tree(t.folder) == [], tree(t.folder))
+    need(tree(t.directory) == [], tree(t.directory))
 
 
 @test
@@ -285,7 +285,7 @@ def test_signals_that_are_ignored_stay_so(t):
         p.send_signal(signal.SIGHUP)
         time.sleep(0.002)
     p.communicate(timeout=30)
-    need(p.returncode == 0 and tree(t.folder) == ["x.pt"], f"{p.returncode} {tree(t.folder)}")
+    need(p.returncode == 0 and tree(t.directory) == ["x.pt"], f"{p.returncode} {tree(t.directory)}")
 
 
 @test
@@ -327,12 +327,12 @@ def test_a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing(t):
     import resource
     limit = 1 << 20
     path = st_write(t.at("a.safetensors"), {"w": ("U8", [4 << 20], bytes(range(256)) * (16 << 10))}) or t.at("a.safetensors")
-    before = tree(t.folder)
+    before = tree(t.directory)
     for job in (("convert", path, t.at("b.pt")), ("convert", path, t.at("dcp"), "--to", "dcp"), ("cp", path, t.at("c.safetensors")), ("get", path, "w", "-o", t.at("w.npy")),
                 ("merge", t.at("m.safetensors"), path, "--to", "safetensors")):
         p = subprocess.run([t.path, *job], capture_output=True, timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
         need(p.returncode == 2 and b"File too large" in p.stderr, f"{job[0]}: {p.returncode} {p.stderr}")
-        need(tree(t.folder) == before, f"{job[0]}: {tree(t.folder)}")
+        need(tree(t.directory) == before, f"{job[0]}: {tree(t.directory)}")
 
 
 @test
@@ -341,10 +341,10 @@ def test_what_became_of_the_output_is_said(t):
     for options, said in (((), "the unfinished output was removed"), (("--resume",), "the finished work was kept; run the same command with --resume")):
         for number in ENDS:
             p = start(t, "convert", a, t.at("b.pt"), *options)
-            appears(p, t.folder, ".tessera-")
+            appears(p, t.directory, ".tessera-")
             p.send_signal(number)
             err = p.communicate(timeout=60)[1].decode()
             need(p.returncode == -number and f"tessera: ended by {number.name}; {said}" in err, f"{options} {number.name}: {p.returncode} {err}")
-            for name in tree(t.folder):
+            for name in tree(t.directory):
                 if ".tessera-" in name:
                     os.remove(t.at(name))

@@ -57,7 +57,7 @@ def test_source_crc_damaged_tensors_are_refused_whatever_becomes_of_them(t):
             out = t.at(f"out{i}")
             p = t.run(*args_of(way, path, out), status=2)
             need(f"'{fqn}' is damaged in the source".encode() in p.stderr, f"{way}: {p.stderr}")
-            need(sorted(os.listdir(t.folder)) == [os.path.basename(path)], f"{way} left {os.listdir(t.folder)}")
+            need(sorted(os.listdir(t.directory)) == [os.path.basename(path)], f"{way} left {os.listdir(t.directory)}")
             t.run(*args_of(way, path, out), "--exclude", "model.*.weight" if sample == "torch_train_state" else fqn)
             shutil.rmtree(out) if os.path.isdir(out) else os.unlink(out)
             t.run(*args_of(way, path, out), "--ignore-crc")

@@ -82,15 +82,15 @@ def test_view_serves_the_checkpoint(t):
 
 @test
 def test_view_serves_nothing_else(t):
-    folder = t.at("ck")
-    shutil.copytree(sample("dcp_fsdp2")[0], folder)
+    directory = t.at("ck")
+    shutil.copytree(sample("dcp_fsdp2")[0], directory)
     for name in (".env", "notes.txt", "config.json", "lora.safetensors", "__9_9.distcp", "-metadata"):
-        open(os.path.join(folder, name), "w").write("secret")
-    os.makedirs(os.path.join(folder, "below"))
-    open(os.path.join(folder, "below", "secret"), "w").write("secret")
-    os.symlink(t.at("secret"), os.path.join(folder, "notes"))
-    os.symlink(t.folder, os.path.join(folder, "up"))
-    with viewing(t, folder) as v:
+        open(os.path.join(directory, name), "w").write("secret")
+    os.makedirs(os.path.join(directory, "below"))
+    open(os.path.join(directory, "below", "secret"), "w").write("secret")
+    os.symlink(t.at("secret"), os.path.join(directory, "notes"))
+    os.symlink(t.directory, os.path.join(directory, "up"))
+    with viewing(t, directory) as v:
         need({f["name"] for f in v.listing()["files"]} == set(os.listdir(sample("dcp_fsdp2")[0])), v.listing())
         for gone in ("../secret", "checkpoint/../secret", "checkpoint/%2e%2e/secret", "checkpoint/..%2fsecret", "nosuch", "checkpoint/nosuch", "/etc/passwd",
                      "checkpoint/.env", "checkpoint/.env%00.metadata", "checkpoint/.metadata%00", "checkpoint/.metadata%00.env", "checkpoint//.metadata",

@@ -183,13 +183,13 @@ BAD = b"b\xff\xfe\xed\xa0\x80<&]]>\xe2\x80\xae.safetensors"
 
 @test
 def test_visible_file_names_that_are_not_utf8(t):
-    folder = os.fsencode(t.at("shards"))
-    os.makedirs(folder)
+    directory = os.fsencode(t.at("shards"))
+    os.makedirs(directory)
     for i, name in enumerate((BAD, b"a.safetensors")):
-        st_write(os.path.join(folder, name), {f"w{i}": ("F32", [1], struct.pack("<f", float("nan")))})
+        st_write(os.path.join(directory, name), {f"w{i}": ("F32", [1], struct.pack("<f", float("nan")))})
     shutil.copytree(os.path.join(SAMPLES, "dcp_small"), t.at("dcp"))
     shutil.copy(os.path.join(SAMPLES, "dcp_small", "__0_0.distcp"), os.path.join(os.fsencode(t.at("dcp")), b"stray\xff\xc2\x85.distcp"))
-    for path in (folder, os.path.join(folder, BAD), os.fsencode(t.at("dcp")), os.fsencode(t.at("absent")) + b"\xff\x1b"):
+    for path in (directory, os.path.join(directory, BAD), os.fsencode(t.at("dcp")), os.fsencode(t.at("absent")) + b"\xff\x1b"):
         for args in ([b"validate", b"--deep"], [b"inspect"]):
             formats = FORMATS if args[0] == b"validate" else ("text", "json")
             for f in formats:
@@ -203,5 +203,5 @@ def test_visible_file_names_that_are_not_utf8(t):
                     need(("\\xff" in case.get("name")) == (b"\xff" in path), case.get("name"))
                 elif f in ("json", "sarif", "gitlab") and out:
                     json.loads(out)
-    out = subprocess.run([os.fsencode(t.path), b"validate", b"--deep", folder], capture_output=True).stdout.decode()
+    out = subprocess.run([os.fsencode(t.path), b"validate", b"--deep", directory], capture_output=True).stdout.decode()
     need("b\\xff\\xfe\\xed\\xa0\\x80<&]]>\\u202e.safetensors" in out, out)

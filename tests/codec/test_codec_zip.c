@@ -513,7 +513,7 @@ static void test_codec_zip__archives_built_wrong_are_refused(void **state)
     }
 }
 
-static void test_codec_zip__members_need_no_common_folder(void **state)
+static void test_codec_zip__members_need_no_common_directory(void **state)
 {
     (void)state;
     static const char *const names[][2] = {{"x", "y"}, {"a/x", "b/y"}, {"a/x", "y"}};
@@ -683,7 +683,7 @@ int main(void)
         cmocka_unit_test(test_codec_zip__every_difference_is_refused_with_its_place),
         cmocka_unit_test(test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_bytes),
         cmocka_unit_test(test_codec_zip__archives_built_wrong_are_refused),
-        cmocka_unit_test(test_codec_zip__members_need_no_common_folder),
+        cmocka_unit_test(test_codec_zip__members_need_no_common_directory),
         cmocka_unit_test(test_codec_zip__looks_like_an_archive_by_its_first_bytes),
         cmocka_unit_test(test_codec_zip__bytes_between_members_are_refused),
         cmocka_unit_test(test_codec_zip__a_size_beyond_the_members_is_refused),

@@ -338,9 +338,9 @@ def run_tests(samples):
     for name, test in list(globals().items()):
         if not name.startswith("test_"):
             continue
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             try:
-                test({"at": lambda path: os.path.join(folder, path), "samples": samples})
+                test({"at": lambda path: os.path.join(directory, path), "samples": samples})
                 passed += 1
             except Exception:
                 failed += 1
@@ -352,9 +352,9 @@ def run_tests(samples):
 # ---- loading and saving, with the peers ----
 
 
-def sides(folder, state):
+def sides(directory, state):
     """{name: (load, the file it reads)}; each returns or fills CUDA tensors."""
-    pt, st, dc = (os.path.join(folder, name) for name in ("w.pt", "w.safetensors", "w_dcp"))
+    pt, st, dc = (os.path.join(directory, name) for name in ("w.pt", "w.safetensors", "w_dcp"))
     torch.save(state, pt)
     save_file(state, st)
     dcp.save(state, checkpoint_id=dc)
@@ -388,17 +388,17 @@ def load_once(job, state):
 
 
 def save_once(writer, state):
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         begin = time.perf_counter()
-        dcp.save(state, storage_writer=writer(os.path.join(folder, "c")))
+        dcp.save(state, storage_writer=writer(os.path.join(directory, "c")))
         return time.perf_counter() - begin
 
 
 def run_bench(gib):
     state = {f"layers.{i}.weight": torch.randn(int(gib * (1 << 28)) // 32 // 4096, 4096, device=GPU) for i in range(32)}
     total, walls = sum(x.numel() * x.element_size() for x in state.values()), {}
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = {name: lambda job=job: load_once(job, state) for name, job in sides(folder, state).items()}
+    with tempfile.TemporaryDirectory() as directory:
+        jobs = {name: lambda job=job: load_once(job, state) for name, job in sides(directory, state).items()}
         for name, writer in (("tessera StorageWriter", tessera.torch.StorageWriter), ("PyTorch FileSystemWriter", FileSystemWriter)):
             jobs[f"{name}, saves"] = lambda writer=writer: save_once(writer, state)
         for _ in range(3):

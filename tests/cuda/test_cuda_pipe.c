@@ -7,7 +7,7 @@
 #include "support/sample.h"
 #include "tessera/box.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/gpu.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/store.h"
@@ -54,7 +54,7 @@ static opened open_sample(const char *name)
     char path[512];
     opened o;
     snprintf(path, sizeof path, "%s/samples/checkpoints/%s", sample_root(), name);
-    OK(tsr_folder_store_open(NULL, &tsr_allocator_libc, path, &o.store, err));
+    OK(tsr_directory_store_open(NULL, &tsr_allocator_libc, path, &o.store, err));
     OK(tsr_checkpoint_open(o.store, &native.host, NULL, &o.checkpoint, err));
     o.catalog = tsr_checkpoint_catalog(o.checkpoint);
     return o;

@@ -25,22 +25,22 @@ typedef struct opened {
     tsr_status status;
 } opened;
 
-static void add_folder(sample *s, const char *folder)
+static void add_directory(sample *s, const char *directory)
 {
     char path[512];
-    snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, folder);
+    snprintf(path, sizeof path, "%s/samples/checkpoints/%s", TSR_TEST_DATA, directory);
     DIR *dir = opendir(path);
     assert_non_null(dir);
     for (struct dirent *item; (item = readdir(dir));) {
-        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0) sample_add_file(s, folder, item->d_name);
+        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0) sample_add_file(s, directory, item->d_name);
     }
     closedir(dir);
 }
 
-static void open_sample(opened *o, const char *folder, const tsr_open_options *options)
+static void open_sample(opened *o, const char *directory, const tsr_open_options *options)
 {
     *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    add_folder(&o->files, folder);
+    add_directory(&o->files, directory);
     assert_int_equal(sample_open(&o->files, o->host.allocator), TSR_OK);
     o->status = tsr_checkpoint_open(o->files.store, &o->host, options, &o->checkpoint, &o->err);
 }
@@ -254,11 +254,11 @@ static tsr_status stop_after(void *ctx, const tsr_extent *extent, tsr_error *err
 
 static void test_formats_dcp__a_callback_can_stop_the_extents(void **state)
 {
-    static const char *const folders[] = {"dcp_small", "dcp_safetensors_items", "dcp_rank_local"};
+    static const char *const directories[] = {"dcp_small", "dcp_safetensors_items", "dcp_rank_local"};
     (void)state;
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
         opened o;
-        open_sample(&o, folders[i], NULL);
+        open_sample(&o, directories[i], NULL);
         tsr_status status = TSR_E_CANCELLED;
         for (size_t n = 0; status == TSR_E_CANCELLED; n++) {
             size_t left = n;
@@ -292,7 +292,7 @@ static void test_formats_dcp__objects_left_unread_are_in_the_extents(void **stat
 /* ---- broken copies ---- */
 
 static const struct {
-    const char *folder, *rule, *fqn, *file, *part;
+    const char *directory, *rule, *fqn, *file, *part;
 } broken[] = {
     {"broken_dcp_absolute_path", "dcp/path-outside", "weight", ".metadata", "/nowhere/__0_0.distcp"},
     {"broken_dcp_path_traversal", "dcp/path-outside", "weight", ".metadata", "../dcp_small/__0_0.distcp"},
@@ -336,12 +336,12 @@ static void test_formats_dcp__damage_is_found_and_placed(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         opened o;
-        open_sample(&o, broken[i].folder, NULL);
-        if (o.status != TSR_OK) fail_msg("%s: %s", broken[i].folder, o.err.message);
+        open_sample(&o, broken[i].directory, NULL);
+        if (o.status != TSR_OK) fail_msg("%s: %s", broken[i].directory, o.err.message);
         assert_int_equal(tsr_checkpoint_extents(o.checkpoint, pass, NULL, &o.err), TSR_OK);
         const tsr_finding *found = find_rule(o.checkpoint, broken[i].rule);
-        if (!found) fail_msg("%s: no finding %s", broken[i].folder, broken[i].rule);
-        if (!strstr(found->message.data, broken[i].part)) fail_msg("%s: %s", broken[i].folder, found->message.data);
+        if (!found) fail_msg("%s: no finding %s", broken[i].directory, broken[i].rule);
+        if (!strstr(found->message.data, broken[i].part)) fail_msg("%s: %s", broken[i].directory, found->message.data);
         assert_true(tsr_str_equal(found->fqn, tsr_str_from(broken[i].fqn)));
         assert_true(tsr_str_equal(found->file, tsr_str_from(broken[i].file)));
         drop(&o);
@@ -350,12 +350,12 @@ static void test_formats_dcp__damage_is_found_and_placed(void **state)
 
 static void test_formats_dcp__bytes_that_are_not_there_cannot_be_located(void **state)
 {
-    static const char *const folders[] = {"broken_dcp_path_traversal", "broken_dcp_beyond_end", "broken_dcp_storage_missing",
-                                          "broken_dcp_dtype"};
+    static const char *const directories[] = {"broken_dcp_path_traversal", "broken_dcp_beyond_end",
+                                              "broken_dcp_storage_missing", "broken_dcp_dtype"};
     (void)state;
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++) {
         opened o;
-        open_sample(&o, folders[i], NULL);
+        open_sample(&o, directories[i], NULL);
         const tsr_entry *weight = tsr_checkpoint_entry(o.checkpoint, TSR_STR("weight"));
         tsr_arena *scratch = tsr_arena_new(o.host.allocator, 0, NULL);
         tsr_view view;
@@ -413,12 +413,12 @@ static void use_all(tsr_checkpoint *checkpoint, const tsr_allocator *allocator)
 
 static void test_formats_dcp__survives_every_allocation_failure(void **state)
 {
-    static const char *const folders[] = {"dcp_small", "broken_dcp_path_traversal", "dcp_rank_local",
-                                          "dcp_safetensors_items"};
+    static const char *const directories[] = {"dcp_small", "broken_dcp_path_traversal", "dcp_rank_local",
+                                              "dcp_safetensors_items"};
     (void)state;
-    for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
+    for (size_t f = 0; f < sizeof directories / sizeof *directories; f++) {
         sample files = {.count = 0};
-        add_folder(&files, folders[f]);
+        add_directory(&files, directories[f]);
         assert_int_equal(sample_open(&files, &tsr_allocator_libc), TSR_OK);
         for (size_t n = 0;; n++) {
             failing_allocator failing;
@@ -428,7 +428,7 @@ static void test_formats_dcp__survives_every_allocation_failure(void **state)
             tsr_error err = {0};
             tsr_status status = tsr_checkpoint_open(files.store, &host, NULL, &checkpoint, &err);
             if (status == TSR_OK) use_all(checkpoint, &failing.allocator);
-            else if (status != TSR_E_NOMEM) fail_msg("%s at %zu: %s", folders[f], n, err.message);
+            else if (status != TSR_E_NOMEM) fail_msg("%s at %zu: %s", directories[f], n, err.message);
             tsr_checkpoint_close(checkpoint);
             assert_int_equal(failing.live, 0);
             if (!failing.failed) break;

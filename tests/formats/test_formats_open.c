@@ -8,24 +8,24 @@
 #include <cmocka.h>
 
 #include "support/checkpoint_opening.h"
-#include "support/folder.h"
+#include "support/directory.h"
 
 #include "tessera/sys/checkpoint.h"
 
-static tsr_checkpoint *open_folder(folder *f, const part *parts)
+static tsr_checkpoint *open_directory(directory *f, const part *parts)
 {
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
-    make_folder(f, parts, NULL);
+    make_directory(f, parts, NULL);
     if (tsr_checkpoint_open(f->store, &f->host, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &checkpoint, &err) != TSR_OK)
         fail_msg("%s", err.message);
     return checkpoint;
 }
 
-static void close_folder(folder *f, tsr_checkpoint *checkpoint)
+static void close_directory(directory *f, tsr_checkpoint *checkpoint)
 {
     tsr_checkpoint_close(checkpoint);
-    drop_folder(f);
+    drop_directory(f);
 }
 
 /* The rules of all findings, in order, separated by spaces. */
@@ -43,10 +43,10 @@ static const char *rules_of(tsr_checkpoint *checkpoint, char *text)
 static void test_formats_open__one_file_gives_entries_chunks_and_views(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
     char rules[512];
     tsr_view view;
-    tsr_checkpoint *c = open_folder(
+    tsr_checkpoint *c = open_directory(
         &f, (part[]){{"m", "{" U8("b", "2,2", "3", "7") "," U8("a", "3", "0", "3") "," U8("cut", "2", "7", "9") "}  ", 8, 0},
                      {NULL, NULL, 0, 0}});
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c);
@@ -68,7 +68,7 @@ static void test_formats_open__one_file_gives_entries_chunks_and_views(void **st
     assert_int_equal(tsr_checkpoint_locate(c, cut, cut->chunks, tsr_checkpoint_arena(c), &view, &err), TSR_E_NOT_FOUND);
     assert_non_null(strstr(err.message, "'cut'"));
     assert_string_equal(rules_of(c, rules), "safetensors/truncated:e");
-    close_folder(&f, c);
+    close_directory(&f, c);
 }
 
 static tsr_status record_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
@@ -83,32 +83,32 @@ static tsr_status record_extent(void *ctx, const tsr_extent *extent, tsr_error *
 static void test_formats_open__extents_come_in_order_of_file_and_byte(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
     char text[200] = "";
-    tsr_checkpoint *c = open_folder(
+    tsr_checkpoint *c = open_directory(
         &f, (part[]){{"x.safetensors",
                       "{" U8("b", "2", "3", "5") "," U8("a", "3", "0", "3") "," U8("empty", "0", "5", "5") "}", 5, 0},
                      {"y.safetensors", "{" U8("z", "1", "0", "1") "}", 1, 0},
                      {NULL, NULL, 0, 0}});
     assert_int_equal(tsr_checkpoint_extents(c, record_extent, text, NULL), TSR_OK);
     assert_string_equal(text, "a@0+3 b@0+2 empty@0+0 z@1+1 ");
-    close_folder(&f, c);
+    close_directory(&f, c);
 }
 
 static void test_formats_open__colliding_names_are_an_error_that_names_both_files(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
-    make_folder(&f,
-                (part[]){{"x.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0},
-                         {"y.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0},
-                         {NULL, NULL, 0, 0}},
-                NULL);
+    make_directory(&f,
+                   (part[]){{"x.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0},
+                            {"y.safetensors", "{" U8("w", "1", "0", "1") "}", 1, 0},
+                            {NULL, NULL, 0, 0}},
+                   NULL);
     assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
     assert_string_equal(err.message, "two entries have the name 'w': one in x.safetensors, one in y.safetensors");
-    drop_folder(&f);
+    drop_directory(&f);
 }
 
 typedef struct index_case {
@@ -147,11 +147,11 @@ static void test_formats_open__an_index_and_its_files_are_checked_against_each_o
         const index_case *k = &index_cases[i];
         part parts[4] = {{"m.index.json", k->index, 0, 0}};
         size_t count = 1;
-        folder f;
+        directory f;
         char rules[512], names[128] = "";
         if (k->x) parts[count++] = (part){"x.safetensors", k->x, 4, 0};
         if (k->y) parts[count++] = (part){"y.safetensors", k->y, 4, 0};
-        tsr_checkpoint *c = open_folder(&f, parts);
+        tsr_checkpoint *c = open_directory(&f, parts);
         const tsr_catalog *catalog = tsr_checkpoint_catalog(c);
         for (uint64_t e = 0; e < catalog->entry_count; e++) {
             const tsr_entry *entry = &catalog->entries[e];
@@ -161,7 +161,7 @@ static void test_formats_open__an_index_and_its_files_are_checked_against_each_o
         }
         assert_string_equal(rules_of(c, rules), k->rules);
         assert_string_equal(names, k->names);
-        close_folder(&f, c);
+        close_directory(&f, c);
     }
 }
 
@@ -171,11 +171,11 @@ static void test_formats_open__an_index_names_bare_files_only(void **state)
     static const char *const bad[] = {"../x.safetensors", "/etc/x", "a/b", "a\\\\b", "C:x", "..", ".", ""};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char index[100];
-        folder f;
+        directory f;
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
         sprintf(index, "{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"%s\"}}", bad[i]);
-        make_folder(
+        make_directory(
             &f,
             (part[]){{"m.safetensors.index.json", index, 0, 0}, {"x.safetensors", EMPTY, SIZE_MAX, 0}, {NULL, NULL, 0, 0}},
             NULL);
@@ -183,7 +183,7 @@ static void test_formats_open__an_index_names_bare_files_only(void **state)
         assert_non_null(strstr(err.message, "weight_map places 'b' in"));
         assert_non_null(strstr(
             err.message, "only the plain name of a file in the same directory is allowed, in m.safetensors.index.json"));
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 
@@ -201,14 +201,14 @@ static void test_formats_open__a_malformed_index_says_where(void **state)
         {"{\"weight_map\":{\"a\":\"x.safetensors\",\"a\":\"x.safetensors\"}}", "duplicate key 'a'"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        folder f;
+        directory f;
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
         part parts[] = {{"m.index.json", bad[i].index, 0, 0}, {"x.safetensors", A_IN("a"), 4, 0}, {NULL, NULL, 0, 0}};
-        make_folder(&f, parts, NULL);
+        make_directory(&f, parts, NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
         if (!strstr(err.message, bad[i].message) || !strstr(err.message, ", in m.index.json")) fail_msg("%s", err.message);
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 
@@ -218,9 +218,9 @@ static void test_formats_open__a_malformed_index_says_where(void **state)
 static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
     char rules[512];
-    tsr_checkpoint *c = open_folder(
+    tsr_checkpoint *c = open_directory(
         &f, (part[]){{"shard-00001-model-00001-of-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "1,2", "0", "2")), 2, 0},
                      {"shard-00002-model-00001-of-00001.safetensors", SHARD(AT("w", "0,0"), U8("w", "2,2", "0", "4")), 4, 0},
                      {"shard-00003-model-00001-of-00001.safetensors", SHARD(AT("w", "3,0"), U8("w", "0,2", "0", "0")),
@@ -241,7 +241,7 @@ static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
     assert_int_equal(w->chunks[1].file, 0);
     assert_int_equal(w->replicas[0].file, 3);
     assert_string_equal(rules_of(c, rules), "dcp-safetensors/shard-gap:w dcp-safetensors/no-global-shape:w");
-    close_folder(&f, c);
+    close_directory(&f, c);
 }
 
 /* Scalars are copies of each other. Two boxes that begin at the same offsets are two chunks, even though the layout check
@@ -249,7 +249,7 @@ static void test_formats_open__shards_join_by_their_saved_offsets(void **state)
 static void test_formats_open__shards_of_several_tensors_are_told_apart(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
 #define SAVED(name, offsets) "\\\"" name "\\\":{\\\"saved_offsets\\\":[" offsets "]}"
     part parts[] = {
         {"shard-00001.safetensors",
@@ -258,7 +258,7 @@ static void test_formats_open__shards_of_several_tensors_are_told_apart(void **s
          SHARD("{" SAVED("s", "") "," SAVED("w", "0") "}", U8("s", "", "0", "1") "," U8("w", "1", "1", "2")), 2, 0},
         {"shard-00003.safetensors", "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{}\"}}", SIZE_MAX, 0},
         {NULL, NULL, 0, 0}};
-    tsr_checkpoint *c = open_folder(&f, parts);
+    tsr_checkpoint *c = open_directory(&f, parts);
     const tsr_entry *w = tsr_checkpoint_entry(c, TSR_STR("w")), *s = tsr_checkpoint_entry(c, TSR_STR("s"));
     assert_int_equal(w->chunk_count, 2);
     assert_int_equal(w->chunks[0].sizes[0], 1);
@@ -268,7 +268,7 @@ static void test_formats_open__shards_of_several_tensors_are_told_apart(void **s
     assert_int_equal(s->chunks[0].file, 0);
     assert_int_equal(s->replica_count, 1);
     assert_int_equal(s->replicas[0].file, 1);
-    close_folder(&f, c);
+    close_directory(&f, c);
 }
 
 static void test_formats_open__sharding_info_must_fit_the_header(void **state)
@@ -291,18 +291,18 @@ static void test_formats_open__sharding_info_must_fit_the_header(void **state)
          "a shard of 'w' ends beyond 64 bits"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        folder f;
+        directory f;
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
-        make_folder(&f,
-                    (part[]){{"shard-00001-model-00001-of-00001.safetensors", bad[i].header, 4, 0},
-                             {"README", "x", 0, 0},
-                             {NULL, NULL, 0, 0}},
-                    NULL);
+        make_directory(&f,
+                       (part[]){{"shard-00001-model-00001-of-00001.safetensors", bad[i].header, 4, 0},
+                                {"README", "x", 0, 0},
+                                {NULL, NULL, 0, 0}},
+                       NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
         if (!strstr(err.message, bad[i].message) || !strstr(err.message, ", in shard-00001"))
             fail_msg("%s: %s", bad[i].message, err.message);
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 
@@ -316,17 +316,17 @@ static void test_formats_open__shards_of_one_tensor_must_agree(void **state)
         "this shard of 'w' is uint8 with 1 dimensions, but an earlier one is uint8 with 2",
         "this shard of 'w' is int8 with 2 dimensions, but an earlier one is uint8 with 2", "no DCP_SHARDING_INFO"};
     for (size_t i = 0; i < 3; i++) {
-        folder f;
+        directory f;
         tsr_checkpoint *checkpoint;
         tsr_error err = {0};
         part parts[] = {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0},
                         {"shard-00002.safetensors", others[i], 4, 0},
                         {NULL, NULL, 0, 0}};
-        make_folder(&f, parts, NULL);
+        make_directory(&f, parts, NULL);
         assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_FORMAT);
         assert_non_null(strstr(err.message, messages[i]));
         assert_non_null(strstr(err.message, ", in shard-00002.safetensors"));
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 
@@ -334,31 +334,31 @@ static void test_formats_open__shards_of_one_tensor_must_agree(void **state)
 static void test_formats_open__saved_offsets_of_float4_count_pairs(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
 #define F4_SHARD(offsets) SHARD(AT("q", offsets), "\"q\":{\"dtype\":\"F4\",\"shape\":[2,4],\"data_offsets\":[0,4]}")
     part parts[] = {{"shard-00001.safetensors", F4_SHARD("0,0"), 4, 0},
                     {"shard-00002.safetensors", F4_SHARD("0,2"), 4, 0},
                     {NULL, NULL, 0, 0}};
-    tsr_checkpoint *c = open_folder(&f, parts);
+    tsr_checkpoint *c = open_directory(&f, parts);
     const tsr_entry *q = tsr_checkpoint_entry(c, TSR_STR("q"));
     uint64_t bytes;
     assert_int_equal(q->shape[0], 2);
     assert_int_equal(q->shape[1], 8);
     assert_int_equal(q->chunks[1].offsets[1], 4);
     assert_true(tsr_entry_bytes(q, &bytes) && bytes == 8);
-    close_folder(&f, c);
+    close_directory(&f, c);
 }
 
 static void test_formats_open__one_shard_alone_is_a_warning(void **state)
 {
     (void)state;
-    folder f;
+    directory f;
     char rules[200];
     part parts[] = {{"shard-00001.safetensors", SHARD(AT("w", "2,0"), U8("w", "2,2", "0", "4")), 4, 0}, {NULL, NULL, 0, 0}};
-    tsr_checkpoint *c = open_folder(&f, parts);
+    tsr_checkpoint *c = open_directory(&f, parts);
     assert_int_equal(tsr_checkpoint_catalog(c)->format, TSR_FORMAT_SAFETENSORS);
     assert_string_equal(rules_of(c, rules), "dcp-safetensors/lone-shard:w");
-    close_folder(&f, c);
+    close_directory(&f, c);
 }
 
 /* Arrangements that cover every path of the readers, including findings of every kind. */
@@ -400,10 +400,10 @@ static void test_formats_open__every_failed_allocation_and_read_ends_clean(void 
 {
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        folder f;
-        make_folder(&f, sets[i], NULL);
+        directory f;
+        make_directory(&f, sets[i], NULL);
         must_bear_failures(open_and_walk, NULL, f.store, &f.host);
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 
@@ -412,11 +412,11 @@ static void test_formats_open__limits_bound_the_entries(void **state)
     (void)state;
     static const size_t counts[] = {2, 2, 3, 1, 3};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        folder f;
-        make_folder(&f, sets[i], NULL);
+        directory f;
+        make_directory(&f, sets[i], NULL);
         f.host.limits.entries = counts[i] - 1;
         assert_int_equal(open_and_walk(NULL, f.store, &f.host, NULL), TSR_E_LIMIT);
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 

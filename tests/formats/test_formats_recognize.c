@@ -9,7 +9,7 @@
 
 #include "formats/recognize/recognize.h"
 #include "support/checkpoint_opening.h"
-#include "support/folder.h"
+#include "support/directory.h"
 
 #define FORTY     "a-name-of-forty-bytes-a-name-of-forty-byt"
 #define LONG_NAME FORTY FORTY FORTY FORTY
@@ -337,11 +337,11 @@ static void test_formats_recognize__stores_are_taken_for_their_content(void **st
     (void)state;
     for (size_t i = 0; i < sizeof recognitions / sizeof recognitions[0]; i++) {
         const recognition *r = &recognitions[i];
-        folder f;
+        directory f;
         char chosen[512] = "";
         const tsr_reader *reader = NULL;
         tsr_error err = {0};
-        make_folder(&f, r->parts, r->primary);
+        make_directory(&f, r->parts, r->primary);
         must_bear_failures(open_and_walk, NULL, f.store, &f.host);
         tsr_checkpoint checkpoint = {
             .store = f.store, .host = &f.host, .arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
@@ -360,7 +360,7 @@ static void test_formats_recognize__stores_are_taken_for_their_content(void **st
             assert_string_equal(tsr_format_name(reader->format), tsr_format_name(r->format));
         }
         tsr_arena_free(checkpoint.arena);
-        drop_folder(&f);
+        drop_directory(&f);
     }
 }
 
@@ -369,14 +369,14 @@ static void test_formats_recognize__an_old_tar_is_named(void **state)
     (void)state;
     char tar[1024] = "pickle";
     memcpy(tar + 257, "ustar", 5);
-    folder f;
+    directory f;
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
-    make_folder(&f, (part[]){{"m.tar", tar, 0, sizeof tar}, {NULL, NULL, 0, 0}}, NULL);
+    make_directory(&f, (part[]){{"m.tar", tar, 0, sizeof tar}, {NULL, NULL, 0, 0}}, NULL);
     assert_int_equal(tsr_checkpoint_open(f.store, &f.host, NULL, &checkpoint, &err), TSR_E_UNSUPPORTED);
     assert_null(checkpoint);
     assert_non_null(strstr(err.message, "a tar archive"));
-    drop_folder(&f);
+    drop_directory(&f);
 }
 
 /* Counts the reads of a store. */
@@ -394,10 +394,10 @@ static tsr_status read_counted(tsr_store *store, uint32_t file, uint64_t offset,
 /* Returns how often a directory was read until it was recognized, or refused as an HDF5 file. */
 static unsigned reads_of(const part *parts, bool is_hdf5)
 {
-    folder f;
+    directory f;
     const tsr_reader *reader;
     tsr_error err = {0};
-    make_folder(&f, parts, NULL);
+    make_directory(&f, parts, NULL);
     reads.read_at = f.store->read_at;
     reads.count = 0;
     f.store->read_at = read_counted;
@@ -406,7 +406,7 @@ static unsigned reads_of(const part *parts, bool is_hdf5)
     if (is_hdf5 ? status == TSR_OK || !strstr(err.message, "an HDF5 file") : status != TSR_OK) fail_msg("%s", err.message);
     f.store->read_at = reads.read_at;
     tsr_arena_free(checkpoint.arena);
-    drop_folder(&f);
+    drop_directory(&f);
     return reads.count;
 }
 

@@ -24,19 +24,19 @@ typedef struct opened {
     tsr_status status;
 } opened;
 
-static void open_sample(opened *o, const char *folder, const char *const *files)
+static void open_sample(opened *o, const char *directory, const char *const *files)
 {
     *o = (opened){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    for (; *files; files++) sample_add_file(&o->sample, folder, *files);
+    for (; *files; files++) sample_add_file(&o->sample, directory, *files);
     assert_int_equal(sample_open(&o->sample, &tsr_allocator_libc), TSR_OK);
     o->status = tsr_checkpoint_open(o->sample.store, &o->host, NULL, &o->checkpoint, &o->err);
     if (o->status == TSR_OK) o->catalog = tsr_checkpoint_catalog(o->checkpoint);
 }
 
-static void open_file(opened *o, const char *folder, const char *file)
+static void open_file(opened *o, const char *directory, const char *file)
 {
-    open_sample(o, folder, (const char *const[]){file, NULL});
-    if (o->status != TSR_OK) fail_msg("%s/%s: %s", folder, file, o->err.message);
+    open_sample(o, directory, (const char *const[]){file, NULL});
+    if (o->status != TSR_OK) fail_msg("%s/%s: %s", directory, file, o->err.message);
 }
 
 static void drop(opened *o)
@@ -48,7 +48,7 @@ static void drop(opened *o)
 /* ---- goldens ---- */
 
 typedef struct golden {
-    const char *folder;
+    const char *directory;
     const char *files[8];
     tsr_format format;
 } golden;
@@ -93,10 +93,10 @@ static const golden goldens[] = {
      TSR_FORMAT_TORCH_RANKS},
 };
 
-static cJSON *golden_of(const char *folder)
+static cJSON *golden_of(const char *directory)
 {
     char path[256];
-    snprintf(path, sizeof path, "%s.expect.json", folder);
+    snprintf(path, sizeof path, "%s.expect.json", directory);
     tsr_str text = sample_read(path);
     cJSON *root = cJSON_ParseWithLength(text.data, text.size); /* goldens may contain \u0000, which our own parser rejects */
     if (!root) fail_msg("%s cannot be read", path);
@@ -136,7 +136,7 @@ static bool has_chunk(const tsr_entry *entry, const cJSON *box)
     return false;
 }
 
-static void check_tensor(const char *folder, const tsr_entry *entry, const cJSON *want)
+static void check_tensor(const char *directory, const tsr_entry *entry, const cJSON *want)
 {
     tsr_str dtype = tsr_str_from(cJSON_GetObjectItem(want, "dtype")->valuestring);
     const cJSON *chunks = cJSON_GetObjectItem(want, "chunks"), *box;
@@ -146,10 +146,10 @@ static void check_tensor(const char *folder, const tsr_entry *entry, const cJSON
     if (!chunks) same = same && entry->chunk_count == 1;
     else same = same && cJSON_GetArraySize(chunks) == (int)entry->chunk_count;
     cJSON_ArrayForEach(box, chunks) same = same && has_chunk(entry, box);
-    if (!same) fail_msg("%s: '%.*s' is not what PyTorch reads", folder, TSR_STR_ARG(entry->fqn));
+    if (!same) fail_msg("%s: '%.*s' is not what PyTorch reads", directory, TSR_STR_ARG(entry->fqn));
 }
 
-static void check_path(const char *folder, const tsr_entry *entry, const cJSON *want)
+static void check_path(const char *directory, const tsr_entry *entry, const cJSON *want)
 {
     bool same = cJSON_GetArraySize(want) == (int)entry->path_length;
     for (uint32_t i = 0; same && i < entry->path_length; i++) {
@@ -161,16 +161,16 @@ static void check_path(const char *folder, const tsr_entry *entry, const cJSON *
         else if (ours->kind == TSR_PATH_INT_KEY) same = strcmp(digits, item->valuestring) == 0; /* PyTorch stores str(key) */
         else same = ours->kind == TSR_PATH_KEY && tsr_str_equal(ours->key, tsr_str_from(item->valuestring));
     }
-    if (!same) fail_msg("%s: the path of '%.*s' is not PyTorch's", folder, TSR_STR_ARG(entry->fqn));
+    if (!same) fail_msg("%s: the path of '%.*s' is not PyTorch's", directory, TSR_STR_ARG(entry->fqn));
 }
 
 static void check_golden(const golden *g)
 {
     opened o;
-    open_sample(&o, g->folder, g->files);
-    if (o.status != TSR_OK) fail_msg("%s: %s", g->folder, o.err.message);
+    open_sample(&o, g->directory, g->files);
+    if (o.status != TSR_OK) fail_msg("%s: %s", g->directory, o.err.message);
     assert_int_equal(o.catalog->format, g->format);
-    cJSON *root = golden_of(g->folder), *member;
+    cJSON *root = golden_of(g->directory), *member;
     const cJSON *groups[] = {cJSON_GetObjectItem(root, "entries"), cJSON_GetObjectItem(root, "objects"),
                              cJSON_GetObjectItem(root, "opaque")};
     const cJSON *paths = cJSON_GetObjectItem(root, "paths");
@@ -179,17 +179,17 @@ static void check_golden(const golden *g)
     for (int k = 0; k < 3; k++) cJSON_ArrayForEach(member, groups[k])
         {
             const tsr_entry *entry = tsr_checkpoint_entry(o.checkpoint, tsr_str_from(member->string));
-            if (!entry) fail_msg("%s: '%s' is missing", g->folder, member->string);
-            if (k == 0) check_tensor(g->folder, entry, member);
+            if (!entry) fail_msg("%s: '%s' is missing", g->directory, member->string);
+            if (k == 0) check_tensor(g->directory, entry, member);
             else if (entry->kind == TSR_ENTRY_TENSOR || !entry->value)
-                fail_msg("%s: '%s' is not an object", g->folder, member->string);
+                fail_msg("%s: '%s' is not an object", g->directory, member->string);
             if (k == 2) assert_int_equal(entry->kind, TSR_ENTRY_OPAQUE);
         }
     uint64_t at = 0;
     cJSON_ArrayForEach(member, paths)
     {
         assert_true(tsr_str_equal(o.catalog->entries[at].fqn, tsr_str_from(member->string)));
-        check_path(g->folder, &o.catalog->entries[at++], member);
+        check_path(g->directory, &o.catalog->entries[at++], member);
     }
     cJSON_Delete(root);
     drop(&o);
@@ -343,7 +343,7 @@ static void test_formats_torch__odd_tensors_name_their_parts(void **state)
 {
     (void)state;
     static const struct {
-        const char *folder, *file, *fqn, *part;
+        const char *directory, *file, *fqn, *part;
         tsr_dtype dtype;
         uint32_t ndim;
     } rows[] = {
@@ -356,7 +356,7 @@ static void test_formats_torch__odd_tensors_name_their_parts(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opened o;
-        open_file(&o, rows[i].folder, rows[i].file);
+        open_file(&o, rows[i].directory, rows[i].file);
         const tsr_entry *entry = tsr_checkpoint_entry(o.checkpoint, tsr_str_from(rows[i].fqn));
         assert_int_equal(entry->kind, TSR_ENTRY_OPAQUE);
         assert_int_equal(entry->dtype, rows[i].dtype);
@@ -397,7 +397,7 @@ static void test_formats_torch__extents_cover_members_and_storages(void **state)
 {
     (void)state;
     static const struct {
-        const char *folder, *file;
+        const char *directory, *file;
         uint32_t count, with_entry, with_crc;
     } rows[] = {{"torch_plain", "model.pt", 25, 6, 25}, /* with what is around the 12 members */
                 {"torch_crc_off", "model.pt", 25, 6, 13},
@@ -405,10 +405,11 @@ static void test_formats_torch__extents_cover_members_and_storages(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opened o;
         seen s = {0};
-        open_file(&o, rows[i].folder, rows[i].file);
+        open_file(&o, rows[i].directory, rows[i].file);
         assert_int_equal(tsr_checkpoint_extents(o.checkpoint, see, &s, NULL), TSR_OK);
         if (s.count != rows[i].count || s.with_entry != rows[i].with_entry || s.with_crc != rows[i].with_crc)
-            fail_msg("%s: %u extents, %u with an entry, %u with a CRC", rows[i].folder, s.count, s.with_entry, s.with_crc);
+            fail_msg("%s: %u extents, %u with an entry, %u with a CRC", rows[i].directory, s.count, s.with_entry,
+                     s.with_crc);
         drop(&o);
     }
 }
@@ -431,11 +432,11 @@ static void test_formats_torch__a_callback_can_stop_the_extents(void **state)
 
 /* ---- failures ---- */
 
-static void bear_failures(const char *folder, const char *const *files)
+static void bear_failures(const char *directory, const char *const *files)
 {
     sample s = {.count = 0};
     const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
-    for (; *files; files++) sample_add_file(&s, folder, *files);
+    for (; *files; files++) sample_add_file(&s, directory, *files);
     assert_int_equal(sample_open(&s, &tsr_allocator_libc), TSR_OK);
     assert_int_equal(must_bear_failures(open_and_walk, NULL, s.store, &host), TSR_OK);
     sample_close(&s);

@@ -143,7 +143,7 @@ static void test_formats_torch_item__archives_without_a_pickle_are_refused_by_na
         const char *member;
         tsr_status status;
         const char *message;
-    } rows[] = {{"a/other", TSR_E_FORMAT, "without a member <folder>/data.pkl"},
+    } rows[] = {{"a/other", TSR_E_FORMAT, "without a member <directory>/data.pkl"},
                 {"a/constants.pkl", TSR_E_UNSUPPORTED, "TorchScript"}};
     for (size_t i = 0; i < 2; i++) {
         torch_opening o;

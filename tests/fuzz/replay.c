@@ -25,22 +25,22 @@ static int replay_file(const char *path)
     return failed;
 }
 
-static int replay_folder(const char *path, unsigned *count)
+static int replay_directory(const char *path, unsigned *count)
 {
-    DIR *folder = opendir(path);
-    if (!folder) {
+    DIR *directory = opendir(path);
+    if (!directory) {
         perror(path);
         return 1;
     }
     int failed = 0;
-    for (struct dirent *item; (item = readdir(folder));) {
+    for (struct dirent *item; (item = readdir(directory));) {
         char name[4096];
         if (item->d_name[0] == '.') continue;
         snprintf(name, sizeof name, "%s/%s", path, item->d_name);
         failed |= replay_file(name);
         ++*count;
     }
-    closedir(folder);
+    closedir(directory);
     return failed;
 }
 
@@ -51,7 +51,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         struct stat info;
         if (stat(argv[i], &info) == 0 && S_ISDIR(info.st_mode)) {
-            failed |= replay_folder(argv[i], &count);
+            failed |= replay_directory(argv[i], &count);
         } else {
             failed |= replay_file(argv[i]);
             ++count;

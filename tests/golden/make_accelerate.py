@@ -1,4 +1,4 @@
-"""Writes tests/golden/folders/accelerate…: what accelerate's save_state leaves, and what the tensors in it are.
+"""Writes tests/golden/directories/accelerate…: what accelerate's save_state leaves, and what the tensors in it are.
 
 Usage: python tests/golden/make_accelerate.py [NAME…]    in an environment that has the versions below (without CUDA).
 
@@ -6,7 +6,7 @@ Made with torch 2.13.0, accelerate 1.15.0, deepspeed 0.19.8, safetensors 0.8.0. 
 states that it has FSDP after it was started on CPUs (see `with_fsdp`), and FSDP wraps the models as PyTorch documents it. The files are
 written by save_state and by what it calls.
 
-The expectations are as in make_folders.py: of each part, what the program held when it saved.
+The expectations are as in make_directories.py: of each part, what the program held when it saved.
 """
 import functools
 import glob
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from make_folders import HERE, part, write_expected
+from make_directories import HERE, part, write_expected
 
 PORT = "29634"
 

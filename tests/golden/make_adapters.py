@@ -222,10 +222,10 @@ def make_case(number, name, kind, base, options):
     before = outputs(adapted, base)
     merged = adapted.merge_and_unload()
     after = outputs(merged, base)
-    with tempfile.TemporaryDirectory() as folder:
-        merged.save_pretrained(folder)
-        config = json.loads((pathlib.Path(folder) / "config.json").read_text())
-        tensors = load_file(pathlib.Path(folder) / "model.safetensors")
+    with tempfile.TemporaryDirectory() as directory:
+        merged.save_pretrained(directory)
+        config = json.loads((pathlib.Path(directory) / "config.json").read_text())
+        tensors = load_file(pathlib.Path(directory) / "model.safetensors")
     save_file(tensors, HERE / "merged" / f"{name}.safetensors")
     apart = float((before - after).abs().max() / before.abs().max())
     assert apart < 0.1 or apart > 0.3, (name, apart)

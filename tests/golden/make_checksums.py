@@ -33,16 +33,16 @@ def change(data, at, what):
     data[at:at + len(what)] = what
 
 
-def write(folder, files):
-    os.makedirs(os.path.join(HERE, folder), exist_ok=True)
+def write(directory, files):
+    os.makedirs(os.path.join(HERE, directory), exist_ok=True)
     names = {}
     for i, data in enumerate(files):
         name = f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         header = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
         names |= {tensor: name for tensor in header if tensor != "__metadata__"}
-        with open(os.path.join(HERE, folder, name), "wb") as f:
+        with open(os.path.join(HERE, directory, name), "wb") as f:
             f.write(data)
-    with open(os.path.join(HERE, folder, "model.safetensors.index.json"), "w") as f:
+    with open(os.path.join(HERE, directory, "model.safetensors.index.json"), "w") as f:
         json.dump({"metadata": {}, "weight_map": names}, f, indent=1)
 
 

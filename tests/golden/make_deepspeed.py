@@ -257,14 +257,14 @@ def states_of(engine, named):
     return out
 
 
-def states_by_weights(folder, names, keys):
+def states_by_weights(directory, names, keys):
     """The states as zero_to_fp32 joins them when they stand in for the weights: it goes by `param_shapes`. Under
     round_robin_gradients the live engine goes by `param_slice_mappings`, and mixes parameters up."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     out = {}
     for key in keys:
         with tempfile.TemporaryDirectory() as copy:
-            shutil.copytree(os.path.join(folder, "t"), os.path.join(copy, "t"))
+            shutil.copytree(os.path.join(directory, "t"), os.path.join(copy, "t"))
             for path in pathlib.Path(copy).glob("t/*_optim_states.pt"):
                 saved = torch.load(path, weights_only=False)
                 inner = saved["optimizer_state_dict"]
@@ -287,12 +287,12 @@ def copies_of(engine):
     return weights
 
 
-def weights_of(engine, folder):
+def weights_of(engine, directory):
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-    return get_fp32_state_dict_from_zero_checkpoint(folder, tag="t") if engine.zero_optimization_stage() else copies_of(engine)
+    return get_fp32_state_dict_from_zero_checkpoint(directory, tag="t") if engine.zero_optimization_stage() else copies_of(engine)
 
 
-def run(rank, world, port, case, folder):
+def run(rank, world, port, case, directory):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port))
     import deepspeed
@@ -327,18 +327,18 @@ def run(rank, world, port, case, folder):
     for step in range(2):
         engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
         engine.step()
-    engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
+    engine.save_checkpoint(directory, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
     experts = kind in ("moe", "unsplit", "replicated", "mixtures")
     expect = expectation_of_experts(engine, trained, world) if experts else None
     states = {} if experts else states_of(engine, trained)
     if rank == 0 and experts:
-        with open(os.path.join(folder, "t", "expect.json"), "w") as f:
+        with open(os.path.join(directory, "t", "expect.json"), "w") as f:
             json.dump(expect, f, indent=0, sort_keys=True)
     elif rank == 0:
         if case == "zero1_round_robin":
-            states.update(states_by_weights(folder, [n for n, _ in trained], ["exp_avg", "exp_avg_sq"]))
-        tag = os.path.join(folder, "t")
-        expect = {"model": {n: describe(t) for n, t in weights_of(engine, folder).items()},
+            states.update(states_by_weights(directory, [n for n, _ in trained], ["exp_avg", "exp_avg_sq"]))
+        tag = os.path.join(directory, "t")
+        expect = {"model": {n: describe(t) for n, t in weights_of(engine, directory).items()},
                   "optim": {n: describe(t) for n, t in states.items()},
                   "lr": [g["lr"] for g in engine.optimizer.param_groups]}
         with open(os.path.join(tag, "expect.json"), "w") as f:
@@ -347,9 +347,9 @@ def run(rank, world, port, case, folder):
     dist.destroy_process_group()
 
 
-def to_universal(folder, out):
+def to_universal(directory, out):
     from deepspeed.checkpoint.ds_to_universal import main, parse_arguments
-    sys.argv = ["", "--input_folder", os.path.join(folder, "t"), "--output_folder", out, "--num_extract_workers", "1", "--num_merge_workers", "1",
+    sys.argv = ["", "--input_directory", os.path.join(directory, "t"), "--output_directory", out, "--num_extract_workers", "1", "--num_merge_workers", "1",
                 "--inject_missing_state"]
     main(parse_arguments())
 
@@ -357,14 +357,14 @@ def to_universal(folder, out):
 def main():
     chosen = sys.argv[1:] or list(CASES)
     for number, case in enumerate(chosen):
-        with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(run, args=(CASES[case][0], 29500 + os.getpid() % 900 + number, case, folder), nprocs=CASES[case][0],
+        with tempfile.TemporaryDirectory() as directory:
+            mp.start_processes(run, args=(CASES[case][0], 29500 + os.getpid() % 900 + number, case, directory), nprocs=CASES[case][0],
                                start_method="spawn")
             shutil.rmtree(HERE / case, ignore_errors=True)
-            shutil.copytree(os.path.join(folder, "t"), HERE / case)
+            shutil.copytree(os.path.join(directory, "t"), HERE / case)
             if case in ("zero1_bf16", "zero3_bf16"):
                 shutil.rmtree(HERE / f"universal_{case}", ignore_errors=True)
-                to_universal(folder, str(HERE / f"universal_{case}"))
+                to_universal(directory, str(HERE / f"universal_{case}"))
                 (HERE / "latest_universal").unlink()
                 shutil.copy(HERE / case / "expect.json", HERE / f"universal_{case}" / "expect.json")
 

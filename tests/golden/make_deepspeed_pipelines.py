@@ -151,7 +151,7 @@ def expectation(engine, trained, world, tensor_ranks, has_own):
     return out
 
 
-def run(rank, world, port, case, folder):
+def run(rank, world, port, case, directory):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port))
     import deepspeed
@@ -173,10 +173,10 @@ def run(rank, world, port, case, folder):
     data = batches(rank)
     for _ in range(2):
         engine.train_batch(data)
-    engine.save_checkpoint(folder, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
+    engine.save_checkpoint(directory, tag="t", client_state={"epoch": 3, "args": {"lr": 0.001}})
     expect = expectation(engine, trained, world, tensor_ranks, own)
     if rank == 0:
-        with open(os.path.join(folder, "t", "expect.json"), "w") as f:
+        with open(os.path.join(directory, "t", "expect.json"), "w") as f:
             json.dump(expect, f, indent=0, sort_keys=True)
     dist.barrier()
     dist.destroy_process_group()
@@ -185,10 +185,10 @@ def run(rank, world, port, case, folder):
 def main():
     for number, case in enumerate(sys.argv[1:] or CASES):
         world = STAGES * CASES[case][0] * CASES[case][1]
-        with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(run, args=(world, 28500 + os.getpid() % 900 + number, case, folder), nprocs=world, start_method="spawn")
+        with tempfile.TemporaryDirectory() as directory:
+            mp.start_processes(run, args=(world, 28500 + os.getpid() % 900 + number, case, directory), nprocs=world, start_method="spawn")
             shutil.rmtree(HERE / case, ignore_errors=True)
-            shutil.copytree(os.path.join(folder, "t"), HERE / case)
+            shutil.copytree(os.path.join(directory, "t"), HERE / case)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ CASES = {
 }
 
 
-def run(rank, world, port, case, folder):
+def run(rank, world, port, case, directory):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port))
     import deepspeed
@@ -46,7 +46,7 @@ def run(rank, world, port, case, folder):
         engine.backward(engine((torch.arange(6) * (rank + 2) + step) % 9))
         engine.step()
         if step in STEPS:
-            engine.save_checkpoint(folder, tag=f"global_step{step}")
+            engine.save_checkpoint(directory, tag=f"global_step{step}")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -54,9 +54,9 @@ def run(rank, world, port, case, folder):
 def main():
     shutil.rmtree(HERE, ignore_errors=True)
     for number, case in enumerate(CASES):
-        with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(run, args=(2, 27500 + os.getpid() % 900 + number, case, folder), nprocs=2, start_method="spawn")
-            earlier, later = (pathlib.Path(folder) / f"global_step{step}" for step in STEPS)
+        with tempfile.TemporaryDirectory() as directory:
+            mp.start_processes(run, args=(2, 27500 + os.getpid() % 900 + number, case, directory), nprocs=2, start_method="spawn")
+            earlier, later = (pathlib.Path(directory) / f"global_step{step}" for step in STEPS)
             shutil.copytree(later, HERE / case)
             (HERE / case / "earlier").mkdir()
             for path in earlier.glob("*_optim_states.pt"):

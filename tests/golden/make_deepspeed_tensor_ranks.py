@@ -54,14 +54,14 @@ def patterns(ranks):
 
 def joined(name, held, info):
     """DeepSpeed's converter reads a file per state of a parameter; states are joined as the parameter is, so that zeros do for them."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for rank, tensors in enumerate(held):
             for state in ("fp32", "exp_avg", "exp_avg_sq"):
-                path = pathlib.Path(folder) / "slices" / name / str(rank)
+                path = pathlib.Path(directory) / "slices" / name / str(rank)
                 path.mkdir(parents=True, exist_ok=True)
                 torch.save(tensors[name].flatten() if state == "fp32" else torch.zeros(tensors[name].numel()), path / f"{state}.00")
-        merge_tp_slices(info, folder + "/made", folder + "/slices", len(held), (name, [tensors[name].shape for tensors in held]))
-        return torch.load(f"{folder}/made/{name}/fp32.pt", weights_only=False)["param"].contiguous()
+        merge_tp_slices(info, directory + "/made", directory + "/slices", len(held), (name, [tensors[name].shape for tensors in held]))
+        return torch.load(f"{directory}/made/{name}/fp32.pt", weights_only=False)["param"].contiguous()
 
 
 def main():

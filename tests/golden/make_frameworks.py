@@ -50,9 +50,9 @@ def deepspeed():
     engine = deepspeed.initialize(model=model, config=config)[0]
     engine.backward(engine(torch.ones(1, 3)).sum())
     engine.step()
-    with tempfile.TemporaryDirectory() as folder:
-        engine.save_checkpoint(folder, tag="t")
-        shutil.copy(os.path.join(folder, "t", "zero_pp_rank_0_mp_rank_00_optim_states.pt"), HERE / "deepspeed_optim_states.pt")
+    with tempfile.TemporaryDirectory() as directory:
+        engine.save_checkpoint(directory, tag="t")
+        shutil.copy(os.path.join(directory, "t", "zero_pp_rank_0_mp_rank_00_optim_states.pt"), HERE / "deepspeed_optim_states.pt")
 
 
 def megatron():

@@ -60,7 +60,7 @@ def wrap(case):
     return f(net)
 
 
-def run_rank(rank, world, port, case, folder):
+def run_rank(rank, world, port, case, directory):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_num_threads(1)
@@ -82,7 +82,7 @@ def run_rank(rank, world, port, case, folder):
     units = [m for _, m in net.named_modules() if isinstance(m, FSDP) and m._handle is not None]
     result["info"] = {fqn: [[m._handle for m in units].index(i.handle), i.param_indices[fqn], not i.param_requires_grad or i.param_requires_grad[i.param_indices[fqn]]]
                       for fqn, i in _get_fqn_to_fsdp_param_info(net).items()}
-    json.dump(result, open(os.path.join(folder, f"{rank}.json"), "w"))
+    json.dump(result, open(os.path.join(directory, f"{rank}.json"), "w"))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -105,13 +105,13 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     cases = {}
     for number, (name, case) in enumerate(CASES.items()):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             try:
-                mp.spawn(run_rank, (case["world"], 29500 + number, case, folder), nprocs=case["world"])
+                mp.spawn(run_rank, (case["world"], 29500 + number, case, directory), nprocs=case["world"])
             except Exception as e:
                 print(f"{name}: {str(e)[-900:]}", file=sys.stderr)
                 continue
-            ranks = [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
+            ranks = [json.load(open(os.path.join(directory, f"{r}.json"))) for r in range(case["world"])]
             cases[name] = {"flat": ranks[0]["flat"], "full": ranks[0]["full"], "info": ranks[0]["info"], **{k: [r[k] for r in ranks] for k in ("raw", "sharded", "loaded")}}
     json.dump({"torch": torch.__version__, "cases": cases}, open(os.path.join(here, "fsdp_sharded.json"), "w"), separators=(",", ":"))
 

@@ -233,12 +233,12 @@ def save(case):
     return record
 
 
-def run_rank(rank, port, folder, make, case, *job):
+def run_rank(rank, port, directory, make, case, *job):
     faulthandler.enable()
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=case["world"], timeout=datetime.timedelta(seconds=8))
     torch.set_num_threads(1)
-    json.dump(make(case, *job), open(os.path.join(folder, f"{rank}.json"), "w"))
+    json.dump(make(case, *job), open(os.path.join(directory, f"{rank}.json"), "w"))
     try:
         dist.barrier()
     except RuntimeError:
@@ -248,9 +248,9 @@ def run_rank(rank, port, folder, make, case, *job):
 
 def run(port, make, case, *job):
     """What make(case, *job) gives on each of the case's ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(run_rank, (port, folder, make, case, *job), nprocs=case["world"], start_method="fork")
-        return [json.load(open(os.path.join(folder, f"{r}.json"))) for r in range(case["world"])]
+    with tempfile.TemporaryDirectory() as directory:
+        mp.start_processes(run_rank, (port, directory, make, case, *job), nprocs=case["world"], start_method="fork")
+        return [json.load(open(os.path.join(directory, f"{r}.json"))) for r in range(case["world"])]
 
 
 CASES = {

@@ -146,10 +146,10 @@ def filled(cls, config):
     return model
 
 
-def load(cls, folder, tensors):
+def load(cls, directory, tensors):
     """The names and tensors in memory of a model that is stored so."""
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
-    model, info = cls.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"})
+    model, info = cls.from_pretrained(directory, dtype="auto", output_loading_info=True)
     assert not any(info.values()), info
     return model, model.state_dict()
 
@@ -168,26 +168,26 @@ def sizes(settings):
 
 def table(cls, config, forms, dropped):
     with tempfile.TemporaryDirectory() as at:
-        folder = pathlib.Path(at)
+        directory = pathlib.Path(at)
         model = filled(cls, config)
         held = model.state_dict()
-        model.save_pretrained(folder)
-        saved, columns = load_file(folder / "model.safetensors"), {}
+        model.save_pretrained(directory)
+        saved, columns = load_file(directory / "model.safetensors"), {}
         for form, rename in forms.items():
             named = {rename(n): t for n, t in saved.items()}
             stored = {n.removeprefix("TURNED "): t.transpose(1, 2) if n.startswith("TURNED ") else t for n, t in named.items()}
             extra = {n: torch.full((2,), float(i)) for i, n in enumerate(dropped if form == "hub" else [])}
-            loaded, memory = load(cls, folder, {**stored, **extra})
+            loaded, memory = load(cls, directory, {**stored, **extra})
             assert set(memory) == set(held) and all(torch.equal(memory[n], held[n]) for n in held), form
-            loaded.save_pretrained(folder / "again")
-            again = load_file(folder / "again" / "model.safetensors")
+            loaded.save_pretrained(directory / "again")
+            again = load_file(directory / "again" / "model.safetensors")
             assert set(again) == set(stored), sorted(set(again) ^ set(stored))  # transformers takes it back to these names
             columns[form] = stored
         first, tied = {}, []
         for name, tensor in held.items():
             (tied.append if tensor.data_ptr() in first else lambda n: first.setdefault(tensor.data_ptr(), n))(name)
         rows = [[n, list(held[n].shape), *[origin(held[n], stored) for stored in columns.values()]] for n in first.values()]
-        settings = json.loads((folder / "config.json").read_text())
+        settings = json.loads((directory / "config.json").read_text())
         return {"class": cls.__name__, "config": sizes(settings), "forms": list(forms), "dropped": dropped, "tied": tied}, rows
 
 

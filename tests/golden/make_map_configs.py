@@ -55,9 +55,9 @@ def main():
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     for name, config in configs():
-        with tempfile.TemporaryDirectory() as folder:
-            transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-            saved, text = shapes(pathlib.Path(folder) / "model.safetensors"), (pathlib.Path(folder) / "config.json").read_text()
+        with tempfile.TemporaryDirectory() as directory:
+            transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+            saved, text = shapes(pathlib.Path(directory) / "model.safetensors"), (pathlib.Path(directory) / "config.json").read_text()
         golden = shapes(HERE / (f"{name}.hf.safetensors" if name[-1] != "/" else f"{name}hf.safetensors"))
         without = {k: v for k, v in golden.items() if not k.startswith(f"model.layers.{config.num_hidden_layers}.") and (k != "lm_head.weight" or k in saved)}
         assert saved == without, (name, {k: (saved.get(k), without.get(k)) for k in saved.keys() | without.keys() if saved.get(k) != without.get(k)})

@@ -64,12 +64,12 @@ def config_of(family):
     return kind(**{k: v for k, v in settings.items() if v is not ...})
 
 
-def held_from(folder, stored):
-    """Replaces the tensors of the folder by `values`, and returns them, the model that transformers reads, and what it writes again."""
+def held_from(directory, stored):
+    """Replaces the tensors of the directory by `values`, and returns them, the model that transformers reads, and what it writes again."""
     import transformers as tf
     given = {k: values(k, v.dtype, v.shape) for k, v in stored.items()}
-    save_file(given, folder / "model.safetensors", metadata={"format": "pt"})
-    model = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    save_file(given, directory / "model.safetensors", metadata={"format": "pt"})
+    model = tf.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as again:
         model.save_pretrained(again)
         back = load_file(pathlib.Path(again) / "model.safetensors")
@@ -100,10 +100,10 @@ def folded(tensors):
 def make(family):
     import transformers as tf
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        tf.AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32).float().save_pretrained(folder)
-        config = json.loads((folder / "config.json").read_text())
-        stored, held, back = held_from(folder, load_file(folder / "model.safetensors"))
+        directory = pathlib.Path(name)
+        tf.AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32).float().save_pretrained(directory)
+        config = json.loads((directory / "config.json").read_text())
+        stored, held, back = held_from(directory, load_file(directory / "model.safetensors"))
     assert stored.keys() == back.keys() and all(same(stored[k], back[k]) for k in stored), (family, "is not written as it was read")
     lines = {"config": config, "stored": folded(stored),
              "held": {k: [DTYPES[v.dtype], list(v.shape), digest(v)] for k, v in sorted(held.items()) if k not in stored or not same(v, stored[k])},

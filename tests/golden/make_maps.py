@@ -41,11 +41,11 @@ def main():
                 if tensor.is_floating_point():
                     tensor.copy_(torch.randn_like(tensor))
         (HERE / name).mkdir(parents=True)
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
+        with tempfile.TemporaryDirectory() as directory:
+            model.save_pretrained(directory)
             for file in ("model.safetensors", "config.json"):
-                shutil.copy(pathlib.Path(folder) / file, HERE / name)
-            held = tf.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+                shutil.copy(pathlib.Path(directory) / file, HERE / name)
+            held = tf.AutoModelForCausalLM.from_pretrained(directory, dtype="auto").state_dict()
         save_file({k: v.contiguous() for k, v in held.items()}, HERE / f"{name}.held.safetensors")
 
 

@@ -76,8 +76,8 @@ def sha(tensor):
     return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def expectation(checkpointing, folder, shapes):
-    tensors = checkpointing.load_plain_tensors(str(folder))
+def expectation(checkpointing, directory, shapes):
+    tensors = checkpointing.load_plain_tensors(str(directory))
     entries = {k: {"dtype": str(v.dtype).removeprefix("torch."), "shape": list(shapes.get(k, v.shape)), "sha256": sha(v)}
                for k, v in tensors.items() if isinstance(v, torch.Tensor) and k != "seen"}
     objects = {"rng_state": [[{"seed": 10 + r, "name": f"rank {r}"}] for r in range(WORLD)],
@@ -90,12 +90,12 @@ def save(rank, name, address):
     dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=WORLD)
     from megatron.core import dist_checkpointing as checkpointing
     from megatron.core.dist_checkpointing import mapping
-    folder = HERE / name
-    checkpointing.save(state(mapping, rank, {"fragments": fragments, "layers": layers}[name]), str(folder))
+    directory = HERE / name
+    checkpointing.save(state(mapping, rank, {"fragments": fragments, "layers": layers}[name]), str(directory))
     dist.barrier()
     shapes = {"optimizer.rows": (4, 6), "optimizer.columns": (3, 8), "optimizer.cube": (2, 3, 4), "optimizer.layers": (2, 4, 5),
               "optimizer.half": (6, 3)}  # load_plain_tensors of 0.14 gives these flat
-    want = expectation(checkpointing, folder, shapes)  # every rank loads
+    want = expectation(checkpointing, directory, shapes)  # every rank loads
     if rank == 0:
         (HERE / f"{name}.json").write_text(json.dumps(want, indent=1) + "\n")
     dist.barrier()

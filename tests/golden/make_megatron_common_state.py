@@ -15,9 +15,9 @@ HERE = pathlib.Path(__file__).resolve().parent / "megatron"
 COMMON = {"iteration": 12, "scheduler": {"lr": 0.25, "style": "linear"}, "seen": torch.tensor([3, 5, 8])}
 
 if __name__ == "__main__":
-    folder = HERE / "common_state"
-    shutil.rmtree(folder, ignore_errors=True)
+    directory = HERE / "common_state"
+    shutil.rmtree(directory, ignore_errors=True)
     state = {"alpha.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "common_state/shard_0_1": [COMMON],
              "rng_state/shard_0_2": [{"seed": 1}], "rng_state/shard_1_2": [{"seed": 2}], "zeta.weight": torch.arange(4, dtype=torch.bfloat16)}
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
-    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(directory), planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
+    (directory / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))

@@ -182,16 +182,16 @@ def logits(model):
 
 def store(name, form, model, config):
     from megatron.core import dist_checkpointing
-    folder = HERE / name / form
+    directory = HERE / name / form
     if dist.get_rank() == 0:
-        folder.mkdir(parents=True)
+        directory.mkdir(parents=True)
     dist.barrier()
     os.chdir(HERE / name)  # .metadata holds the path as it is given
     state = {"checkpoint_version": 3.0, "model": model.sharded_state_dict(metadata=dict(FORMS[form][3]))}
     dist_checkpointing.save(state, form)
     dist.barrier()
     if dist.get_rank() == 0:
-        shutil.copy(config, folder)
+        shutil.copy(config, directory)
 
 
 def first_form(name, form):

@@ -82,12 +82,12 @@ def objects_of(case):
     return {key: [None] * count for keys in gathered for key, count in keys.items()}
 
 
-def expectation(checkpointing, folder, objects):
-    tensors = {k: v for k, v in checkpointing.load_plain_tensors(str(folder)).items() if isinstance(v, torch.Tensor)}
-    metadata = checkpointing.load_tensors_metadata(str(folder))
+def expectation(checkpointing, directory, objects):
+    tensors = {k: v for k, v in checkpointing.load_plain_tensors(str(directory)).items() if isinstance(v, torch.Tensor)}
+    metadata = checkpointing.load_tensors_metadata(str(directory))
     assert {k: tuple(v.global_shape) for k, v in metadata.items()} == {k: tuple(v.shape) for k, v in tensors.items()}
     entries = {k: {"dtype": str(v.dtype).removeprefix("torch."), "shape": list(v.shape), "sha256": sha(v)} for k, v in tensors.items()}
-    return {"entries": entries, "objects": {**objects, "common.iteration": checkpointing.load_common_state_dict(str(folder))["iteration"]}}
+    return {"entries": entries, "objects": {**objects, "common.iteration": checkpointing.load_common_state_dict(str(directory))["iteration"]}}
 
 
 def save(rank, case, address):
@@ -95,10 +95,10 @@ def save(rank, case, address):
     from megatron.core import dist_checkpointing as checkpointing, parallel_state
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2, expert_model_parallel_size=2, create_gloo_process_groups=False)
     os.chdir(HERE)  # .metadata holds the path as it is given
-    folder = pathlib.Path(case)
+    directory = pathlib.Path(case)
     checkpointing.save(state_of(case)[0], case)
     dist.barrier()
-    want = expectation(checkpointing, folder, objects_of(case))  # every rank loads
+    want = expectation(checkpointing, directory, objects_of(case))  # every rank loads
     if rank == 0:
         (HERE / f"{case}.json").write_text(json.dumps(want, indent=1) + "\n")
     dist.barrier()

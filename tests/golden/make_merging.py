@@ -31,13 +31,13 @@ def model(seed, dtype):
     return made
 
 
-def merges(folder):
+def merges(directory):
     import yaml
     from mergekit.config import MergeConfiguration
     from mergekit.merge import MergeOptions, run_merge
     paths = {}
     for name, seed, dtype in (("a", 1, torch.bfloat16), ("b", 2, torch.bfloat16), ("c", 3, torch.bfloat16), ("a32", 4, torch.float32), ("b32", 5, torch.float32)):
-        paths[name] = folder / name
+        paths[name] = directory / name
         model(seed, dtype).save_pretrained(paths[name])
         shutil.copy(paths[name] / "model.safetensors", HERE / f"{name}.safetensors")
     cases = []
@@ -45,7 +45,7 @@ def merges(folder):
     def case(name, config, inputs, options):
         text = yaml.safe_load(json.dumps({**config, "tokenizer_source": None}))
         text.pop("tokenizer_source")
-        out = folder / name
+        out = directory / name
         run_merge(MergeConfiguration.model_validate(text), str(out), MergeOptions(copy_tokenizer=False, lazy_unpickle=False))
         got = {}
         for file in sorted(out.glob("*.safetensors")):
@@ -78,7 +78,7 @@ def merges(folder):
     (HERE / "merges.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 
-def adapters(folder):
+def adapters(directory):
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
     gpt2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=8, tie_word_embeddings=False)
@@ -93,7 +93,7 @@ def adapters(folder):
         "half": (lambda: model(10, torch.float16), {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]}),
     }
     for name, (make, options) in cases.items():
-        here, work = HERE / "lora" / name, folder / name
+        here, work = HERE / "lora" / name, directory / name
         here.mkdir(parents=True)
         torch.manual_seed(len(name))
         make().save_pretrained(work / "base")
@@ -153,9 +153,9 @@ def main():
     if HERE.exists():
         shutil.rmtree(HERE)
     HERE.mkdir()
-    with tempfile.TemporaryDirectory() as folder:
-        merges(pathlib.Path(folder))
-        adapters(pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        merges(pathlib.Path(directory))
+        adapters(pathlib.Path(directory))
 
 
 if __name__ == "__main__":

@@ -55,13 +55,13 @@ def main():
         shutil.rmtree(HERE)
     for seed, (name, (version, count, params)) in enumerate(MODELS.items()):
         torch.manual_seed(seed)
-        folder, model = HERE / name, tensors(version, params)
-        folder.mkdir(parents=True)
+        directory, model = HERE / name, tensors(version, params)
+        directory.mkdir(parents=True)
         for rank in range(count):
-            torch.save(model if count == 1 else {k: shard(k, v, rank, count) for k, v in model.items()}, folder / f"consolidated.{rank:02}.pth")
-        (folder / "params.json").write_text(json.dumps(params) + "\n")
+            torch.save(model if count == 1 else {k: shard(k, v, rank, count) for k, v in model.items()}, directory / f"consolidated.{rank:02}.pth")
+        (directory / "params.json").write_text(json.dumps(params) + "\n")
         with tempfile.TemporaryDirectory() as saved:
-            write_model(saved, str(folder), llama_version=version, vocab_size=VOCABULARY, num_shards=count)
+            write_model(saved, str(directory), llama_version=version, vocab_size=VOCABULARY, num_shards=count)
             shutil.copy(pathlib.Path(saved) / "model.safetensors", HERE / f"{name}.safetensors")
             shutil.copy(pathlib.Path(saved) / "config.json", HERE / f"{name}.config.json")
 

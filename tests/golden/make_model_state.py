@@ -211,9 +211,9 @@ def cases():
         yield {**case, "sets": [] if name == "experts" else list(sets(build, "ddp" in name or "compiled" in name))}
 
 
-def run(rank, folder, cases):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    with open(f"{folder}/{rank}.json", "w") as f:
+def run(rank, directory, cases):
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=WORLD)
+    with open(f"{directory}/{rank}.json", "w") as f:
         json.dump(list(cases()), f)
     dist.barrier()
     dist.destroy_process_group()
@@ -221,9 +221,9 @@ def run(rank, folder, cases):
 
 def write(file, cases):
     """What all ranks have in common of each of their cases, and the rest by rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (folder, cases), nprocs=WORLD)
-        by_rank = [json.load(open(f"{folder}/{r}.json")) for r in range(WORLD)]
+    with tempfile.TemporaryDirectory() as directory:
+        mp.spawn(run, (directory, cases), nprocs=WORLD)
+        by_rank = [json.load(open(f"{directory}/{r}.json")) for r in range(WORLD)]
     lines = []
     for ranks in zip(*by_rank):
         head = {"of": ranks[0]["of"], "modules": ranks[0]["modules"]}

@@ -180,7 +180,7 @@ def optimizer(case, net):
     return torch.optim.AdamW([{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "lr": 0.005}], lr=0.01)
 
 
-def run_rank(rank, world, port, case, folder, load):
+def run_rank(rank, world, port, case, directory, load):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_num_threads(1)
@@ -206,9 +206,9 @@ def run_rank(rank, world, port, case, folder, load):
         full = FSDP.optim_state_dict(net, optim, raw)
         result["full"] = encode(full)
         if rank == 0:
-            torch.save(full, os.path.join(folder, "full.pt"))
+            torch.save(full, os.path.join(directory, "full.pt"))
     result["flat"] = flat_params_document(net, optim, [f"rank{r}.pt" for r in range(world)])
-    json.dump(result, open(os.path.join(folder, f"{world}.{rank}.json"), "w"))
+    json.dump(result, open(os.path.join(directory, f"{world}.{rank}.json"), "w"))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -216,10 +216,10 @@ def run_rank(rank, world, port, case, folder, load):
 PORT = [29700]
 
 
-def spawn(world, case, folder, load=None):
+def spawn(world, case, directory, load=None):
     PORT[0] += 1
-    mp.spawn(run_rank, (world, PORT[0], case, folder, load), nprocs=world)
-    return [json.load(open(os.path.join(folder, f"{world}.{r}.json"))) for r in range(world)]
+    mp.spawn(run_rank, (world, PORT[0], case, directory, load), nprocs=world)
+    return [json.load(open(os.path.join(directory, f"{world}.{r}.json"))) for r in range(world)]
 
 
 FSDP_CASES = {
@@ -237,21 +237,21 @@ FSDP_CASES = {
 
 
 def fsdp(case):
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = spawn(case["world"], case, folder)
+    with tempfile.TemporaryDirectory() as directory:
+        ranks = spawn(case["world"], case, directory)
         out = {"flat": ranks[0]["flat"], "raw": [r["raw"] for r in ranks], "full": ranks[0]["full"], "loads": []}
-        out["loaded_back"] = [r["raw"] for r in spawn(case["world"], case, folder, os.path.join(folder, "full.pt"))]
+        out["loaded_back"] = [r["raw"] for r in spawn(case["world"], case, directory, os.path.join(directory, "full.pt"))]
         for world in case["loads"]:
-            out["loads"].append({"world": world, "raw": [r["raw"] for r in spawn(world, case, folder, os.path.join(folder, "full.pt"))]})
+            out["loads"].append({"world": world, "raw": [r["raw"] for r in spawn(world, case, directory, os.path.join(directory, "full.pt"))]})
         return out
 
 
 def main():
-    folder = os.path.dirname(os.path.abspath(__file__))
-    write = lambda name, cases: json.dump({"torch": torch.__version__, "cases": cases}, open(os.path.join(folder, name), "w"), separators=(",", ":"))
+    directory = os.path.dirname(os.path.abspath(__file__))
+    write = lambda name, cases: json.dump({"torch": torch.__version__, "cases": cases}, open(os.path.join(directory, name), "w"), separators=(",", ":"))
     write("optim.json", {name: one_process(name, build) for name, build in OPTIMS.items()})
     picked = sys.argv[1:] or list(FSDP_CASES)
-    cases = json.load(open(os.path.join(folder, "fsdp_optim.json")))["cases"] if sys.argv[1:] else {}
+    cases = json.load(open(os.path.join(directory, "fsdp_optim.json")))["cases"] if sys.argv[1:] else {}
     for name, case in FSDP_CASES.items():
         if name not in picked:
             continue

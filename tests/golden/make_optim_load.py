@@ -41,12 +41,12 @@ def optimizer_state():
     return {"state": state, "param_groups": [{"lr": 0.5, "params": list(SHAPES)}]}
 
 
-def save(rank, world, port, dim, folder):
+def save(rank, world, port, dim, directory):
     start(rank, world, port)
     mesh = init_device_mesh("cpu", (world,))
     cut = lambda v: {k: cut(x) for k, x in v.items()} if isinstance(v, dict) else distribute_tensor(v, mesh, [ShardOn(min(dim, v.dim() - 1))]) if v.dim() else v
     optim = optimizer_state()
-    dcp.save({"optim": {**optim, "state": cut(optim["state"])}, "model": {"fc.weight": torch.ones(1)}}, checkpoint_id=folder)
+    dcp.save({"optim": {**optim, "state": cut(optim["state"])}, "model": {"fc.weight": torch.ones(1)}}, checkpoint_id=directory)
     dist.destroy_process_group()
 
 
@@ -101,12 +101,12 @@ def encode(key, v):
     return [key, "object", None, None, None, None]
 
 
-def load(rank, world, port, how, folder, out):
+def load(rank, world, port, how, directory, out):
     start(rank, world, port)
     tp = how.get("tp")
     for t in range(tp or 1):
         model = model_state(t, tp) if tp else {"fc.weight": torch.ones(1)}
-        got = load_sharded_optimizer_state_dict(model, "optim", dcp.FileSystemReader(folder))
+        got = load_sharded_optimizer_state_dict(model, "optim", dcp.FileSystemReader(directory))
         json.dump({"slices": {f: slices(s, tp)[t] for f, s in SHAPES.items()} if tp else None, "entries": [encode(k, v) for k, v in flatten_state_dict(got)[0].items()]},
                   open(os.path.join(out, f"{rank * (tp or 1) + t}.json"), "w"))
     dist.barrier()
@@ -117,13 +117,13 @@ def main():
     root, port, cases = os.path.join(HERE, "optim_load"), 29400, []
     shutil.rmtree(root, ignore_errors=True)
     for name, (world, dim) in SAVED.items():
-        folder, port = os.path.join(root, name), port + 1
-        mp.spawn(save, (world, port, dim, folder), nprocs=world)
+        directory, port = os.path.join(root, name), port + 1
+        mp.spawn(save, (world, port, dim, directory), nprocs=world)
         for how in LOADS:
             port += 1
             ranks = how.get("tp", 1) * how["dp"]
             with tempfile.TemporaryDirectory() as out:
-                mp.spawn(load, (how["dp"], port, how, folder, out), nprocs=how["dp"])
+                mp.spawn(load, (how["dp"], port, how, directory, out), nprocs=how["dp"])
                 cases.append({"saved": name, **how, "ranks": [json.load(open(os.path.join(out, f"{r}.json"))) for r in range(ranks)]})
     json.dump({"torch": torch.__version__, "cases": cases}, open(os.path.join(HERE, "optim_load.json"), "w"), separators=(",", ":"))
 

@@ -1,6 +1,6 @@
 """Writes tests/golden/packed: models of packed numbers as libraries store them, and what the libraries' own code makes of them.
 
-Usage: python tests/golden/make_packed.py [FOLDER]    in an environment that has the versions below; FOLDER has compressed-tensors 0.10.2,
+Usage: python tests/golden/make_packed.py [DIRECTORY]    in an environment that has the versions below; DIRECTORY has compressed-tensors 0.10.2,
                                                       which is the last that knows orders by activation (pip install --no-deps --target)
 
 Made with torch 2.13.0, compressed-tensors 0.20.1, bitsandbytes 0.50.2 on a CPU.
@@ -66,9 +66,9 @@ def compressed(count, bits_of=(4, 8)):
     return tensors, config, want
 
 
-def ordered(folder, count):
+def ordered(directory, count):
     """Columns in the order of their activations, which only older releases know."""
-    sys.path.insert(0, folder)
+    sys.path.insert(0, directory)
     from compressed_tensors.compressors.quantized_compressors.pack_quantized import pack_to_int32
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -128,11 +128,11 @@ def bitsandbytes(count):
     return tensors, {"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "bitsandbytes"}}, want
 
 
-def write(folder, name, tensors, config, want):
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / name / "model.safetensors", {"format": "pt"})
-    (folder / name / "config.json").write_text(json.dumps(config))
-    save_file({k: v.contiguous() for k, v in want.items()}, folder / f"{name}.safetensors", {"format": "pt"})
+def write(directory, name, tensors, config, want):
+    (directory / name).mkdir(parents=True, exist_ok=True)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, directory / name / "model.safetensors", {"format": "pt"})
+    (directory / name / "config.json").write_text(json.dumps(config))
+    save_file({k: v.contiguous() for k, v in want.items()}, directory / f"{name}.safetensors", {"format": "pt"})
 
 
 if __name__ == "__main__":

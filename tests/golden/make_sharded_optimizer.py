@@ -53,29 +53,29 @@ def sharded_model():
     return model
 
 
-def save_fsdp(folder):
+def save_fsdp(directory):
     model = sharded_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, amsgrad=True)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randn(4, 6) * (dist.get_rank() + 1)).square().mean().backward()
         optimizer.step()
-    dcp.save({"model": model.state_dict(), KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=folder)
+    dcp.save({"model": model.state_dict(), KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=directory)
 
 
-def save_by_hand(folder):
+def save_by_hand(directory):
     ramp = lambda *shape: torch.arange(torch.Size(shape).numel()).reshape(shape)
     state = {"0.weight": {"step": torch.tensor(7.0), "exp_avg": ramp(5, 6).float() + 0.5, "wide": ramp(5, 6).double() * -1, "half": ramp(5, 6).to(torch.bfloat16), "count": ramp(5, 6) + 1000},
              "2.bias": {"step": torch.tensor(8.0), "exp_avg": ramp(3).float() - 4, "kind": "text", "one": torch.full((1, 1), 9.0)},
              "gone.weight": {"exp_avg": ramp(7, 2).float() * 3, "none": torch.zeros(0, 3), "strided": ramp(4, 6).float().T}}
     groups = [{"lr": torch.tensor(0.5), "betas": (torch.tensor(0.75), torch.tensor(0.5)), "history": [torch.tensor([1.0, 2.0, 3.0]), torch.tensor(4)], "params": list(state)},
               {"lr": 0.25, "betas": (0.5, 0.75), "flag": None, "params": []}]
-    dcp.save({KEY: {"state": state, "param_groups": groups}, "model": {"0.weight": torch.ones(5, 6)}}, checkpoint_id=folder)
+    dcp.save({KEY: {"state": state, "param_groups": groups}, "model": {"0.weight": torch.ones(5, 6)}}, checkpoint_id=directory)
 
 
-def save(rank, world, port, name, folder):
+def save(rank, world, port, name, directory):
     start(rank, world, port)
-    save_by_hand(folder) if name == "by_hand" else save_fsdp(folder)
+    save_by_hand(directory) if name == "by_hand" else save_fsdp(directory)
     dist.destroy_process_group()
 
 
@@ -106,12 +106,12 @@ def describe(state):
     return rows
 
 
-def load(rank, world, port, t, folder, out):
+def load(rank, world, port, t, directory, out):
     start(rank, world, port)
     state = sharded_model().state_dict() if t is None else sliced_state(t)
     described = describe(state)
     try:
-        got = {"got": encode(load_sharded_optimizer_state_dict(state, KEY, dcp.FileSystemReader(folder)))}
+        got = {"got": encode(load_sharded_optimizer_state_dict(state, KEY, dcp.FileSystemReader(directory)))}
     except ValueError as e:  # a trailing rank's empty shard would begin beyond the tensor
         got = {"error": str(e).splitlines()[0]}
     with open(os.path.join(out, f"{rank}.json"), "w") as f:
@@ -167,13 +167,13 @@ def main():
     mp.spawn(compare_by_hand, (4, port), nprocs=4)
     shutil.rmtree(root, ignore_errors=True)
     for name, world in SAVED.items():
-        folder, port = os.path.join(root, name), port + 1
-        mp.spawn(save, (world, port, name, folder), nprocs=world)
+        directory, port = os.path.join(root, name), port + 1
+        mp.spawn(save, (world, port, name, directory), nprocs=world)
         for t, worlds in ((None, (1, 2, 3, 4)), (0, (1, 2)), (1, (2,))):
             for ranks in worlds:
                 port += 1
                 with tempfile.TemporaryDirectory() as out:
-                    mp.spawn(load, (ranks, port, t, folder, out), nprocs=ranks)
+                    mp.spawn(load, (ranks, port, t, directory, out), nprocs=ranks)
                     cases.append({"saved": name, "world": ranks, "slice": t, "ranks": [json.load(open(os.path.join(out, f"{r}.json"))) for r in range(ranks)]})
     with open(os.path.join(HERE, "sharded_optimizer.json"), "w") as f:
         json.dump({"torch": torch.__version__, "cases": cases}, f, separators=(",", ":"))

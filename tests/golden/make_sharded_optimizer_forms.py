@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor, Replicate, Shard
 
-FOLDER = os.path.join(HERE, "sharded_optimizer_forms")
+DIRECTORY = os.path.join(HERE, "sharded_optimizer_forms")
 count = 0
 
 
@@ -70,7 +70,7 @@ def save(rank, world, port):
     for i, (name, (ranks, _, make)) in enumerate(FORMS.items()):
         count = 1000 * i
         if ranks == world:
-            dcp.save(make(), checkpoint_id=os.path.join(FOLDER, name.replace(" ", "_")))
+            dcp.save(make(), checkpoint_id=os.path.join(DIRECTORY, name.replace(" ", "_")))
     dist.destroy_process_group()
 
 
@@ -83,7 +83,7 @@ def load(rank, world, port, t, out):
         state = sharded_model().state_dict() if t is None else sliced_state(t)
         described = describe(state)
         try:
-            got = {"got": encode(load_sharded_optimizer_state_dict(state, KEY, dcp.FileSystemReader(os.path.join(FOLDER, name.replace(" ", "_")))))}
+            got = {"got": encode(load_sharded_optimizer_state_dict(state, KEY, dcp.FileSystemReader(os.path.join(DIRECTORY, name.replace(" ", "_")))))}
         except Exception as e:
             got = {"error": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:200]}
         records[name] = {"model": described, **got}
@@ -96,7 +96,7 @@ def load(rank, world, port, t, out):
 
 def main():
     cases, port = [], 29700
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
     for world in sorted({ranks for ranks, _, _ in FORMS.values()}):
         port += 1
         mp.spawn(save, (world, port), nprocs=world)

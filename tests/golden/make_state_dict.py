@@ -257,8 +257,8 @@ def iterate_cases(add):
         add("iterate", record, of=name, type_check=options.get("type_check", True), ranks_only=list(options.get("ranks_only", ())))
 
 
-def run(rank, world, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank, world, directory):
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world)
     records = []
 
     def add(op, record, **options):
@@ -271,7 +271,7 @@ def run(rank, world, folder):
     if world == 1:
         similar_cases(add)
         iterate_cases(add)
-    with open(f"{folder}/{rank}.json", "w") as f:
+    with open(f"{directory}/{rank}.json", "w") as f:
         json.dump(records, f)
     dist.barrier()
     dist.destroy_process_group()
@@ -280,9 +280,9 @@ def run(rank, world, folder):
 def main():
     cases = []
     for world in (1, 2, 3, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(run, (world, folder), nprocs=world)
-            ranks = [json.load(open(f"{folder}/{r}.json")) for r in range(world)]
+        with tempfile.TemporaryDirectory() as directory:
+            mp.spawn(run, (world, directory), nprocs=world)
+            ranks = [json.load(open(f"{directory}/{r}.json")) for r in range(world)]
         for i, (op, options, _) in enumerate(ranks[0]):
             cases.append({"op": op, "world": world, **options, "ranks": [r[i][2] for r in ranks]})
     with open(os.path.join(ROOT, "state_dict.json"), "w") as f:

@@ -47,7 +47,7 @@ def shard_of(value):
     return shards[0].tensor.clone() if shards else torch.zeros(0)
 
 
-def trains(rank, world, folder):
+def trains(rank, world, directory):
     model = fsdp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
     model(torch.tensor([[1., 2, 3, 4]])).mul(torch.tensor([1., 2, 3])).sum().backward()
@@ -56,7 +56,7 @@ def trains(rank, world, folder):
         dcp.save({"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=os.path.join(TO, "trained"))
 
 
-def gives(rank, world, folder):
+def gives(rank, world, directory):
     model = fsdp()
     mine = {f"full.{name}": value for name, value in state_of(model, StateDictType.FULL_STATE_DICT).items()}
     mine[f"local.{rank}"] = shard_of(state_of(model, StateDictType.LOCAL_STATE_DICT)["_flat_param"])
@@ -66,14 +66,14 @@ def gives(rank, world, folder):
     mine |= {f"first.{name}.{key}": value for name, state in first["state"].items() for key, value in state.items()}
     loaded = load_sharded_optimizer_state_dict(rows, "optim", dcp.FileSystemReader(os.path.join(TO, "trained")))["optim"]
     mine |= {f"moments.{rank}.{name}": shard_of(state["exp_avg"]) for name, state in loaded["state"].items()}
-    torch.save({name: value.clone() for name, value in mine.items()}, os.path.join(folder, f"{rank}.pt"))
+    torch.save({name: value.clone() for name, value in mine.items()}, os.path.join(directory, f"{rank}.pt"))
 
 
 if __name__ == "__main__":
     shutil.rmtree(TO, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(trains, 3, folder)
-        run_ranks(gives, 2, folder)
-        states = torch.load(os.path.join(folder, "0.pt")) | torch.load(os.path.join(folder, "1.pt"))
+    with tempfile.TemporaryDirectory() as directory:
+        run_ranks(trains, 3, directory)
+        run_ranks(gives, 2, directory)
+        states = torch.load(os.path.join(directory, "0.pt")) | torch.load(os.path.join(directory, "1.pt"))
     dcp.save(states, checkpoint_id=os.path.join(TO, "states"), no_dist=True)
     print({name: tuple(value.shape) for name, value in sorted(states.items())})

@@ -1,4 +1,4 @@
-"""What the interop tests share: the program under test, a scratch folder, the samples, and PyTorch's own readers."""
+"""What the interop tests share: the program under test, a scratch directory, the samples, and PyTorch's own readers."""
 import glob
 import hashlib
 import json
@@ -28,7 +28,7 @@ class Tessera:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def at(self, *names):
-        """A path in this test's scratch folder."""
+        """A path in this test's scratch directory."""
         return os.path.join(self.scratch, *names)
 
     def run(self, *args, status=0, timeout=120):
@@ -63,7 +63,7 @@ def sha256(tensor):
 
 
 def load_dcp(path):
-    """{flat name: tensor or object} of a DCP folder, by PyTorch."""
+    """{flat name: tensor or object} of a DCP directory, by PyTorch."""
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner

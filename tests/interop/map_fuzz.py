@@ -370,11 +370,11 @@ def different(got, want):
 
 
 class Draw:
-    def __init__(self, tessera, folder, seed):
-        self.tessera, self.folder, self.seed = tessera, folder, seed
+    def __init__(self, tessera, directory, seed):
+        self.tessera, self.directory, self.seed = tessera, directory, seed
 
     def at(self, name):
-        return os.path.join(self.folder, name)
+        return os.path.join(self.directory, name)
 
     def run(self, *args, to=os.devnull):
         with open(to, "w") as out:
@@ -476,9 +476,9 @@ class Draw:
 def run_seeds(tessera, seeds, say=print):
     """How often each thing happened, and how many draws differ."""
     counts, wrong = collections.Counter(), 0
-    with tempfile.TemporaryDirectory(prefix="tessera-maps-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tessera-maps-") as directory:
         for seed in seeds:
-            draw_of = Draw(tessera, folder, seed)
+            draw_of = Draw(tessera, directory, seed)
             what, difference = draw_of.check()
             counts[what] += 1
             if difference:

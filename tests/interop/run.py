@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every test_*(t) of the test_*.py files of folders: by default here, real PyTorch and safetensors against the built
+"""Runs every test_*(t) of the test_*.py files of directories: by default here, real PyTorch and safetensors against the built
 program.
 
-    run.py --tessera PATH [--tests FOLDER]… [--jobs N] [name…]
+    run.py --tessera PATH [--tests DIRECTORY]… [--jobs N] [name…]
 
 `t` is a harness.Tessera. The tests of a module with RUNS_ALONE = True run before the others, one by one."""
 import argparse
@@ -19,9 +19,9 @@ from harness import Tessera  # noqa: E402
 import runner  # noqa: E402
 
 
-def tests(folders):
-    sys.path[:0] = folders
-    for file in (f for folder in folders for f in sorted(os.listdir(folder))):
+def tests(directories):
+    sys.path[:0] = directories
+    for file in (f for directory in directories for f in sorted(os.listdir(directory))):
         if file.startswith("test_") and file.endswith(".py"):
             module = importlib.import_module(file[:-3])
             for name, function in list(vars(module).items()):
@@ -32,7 +32,7 @@ def tests(folders):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--tessera", required=True)
-    ap.add_argument("--tests", action="append", metavar="FOLDER")
+    ap.add_argument("--tests", action="append", metavar="DIRECTORY")
     ap.add_argument("--jobs", type=int, default=2, metavar="N", help="tests at a time, each in a process of its own")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()

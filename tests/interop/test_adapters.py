@@ -316,19 +316,19 @@ def test_other_files_next_to_an_adapter(t):
     need([w for w in doc["warnings"] if "are ignored, such as 'model." in w], doc["warnings"])
 
 
-def save_in_two(folder, tensors, config):
-    os.makedirs(folder)
+def save_in_two(directory, tensors, config):
+    os.makedirs(directory)
     files = {f"model-0000{i + 1}-of-00002.safetensors": {k: v for n, (k, v) in enumerate(tensors.items()) if n % 2 == i} for i in range(2)}
     for file, some in files.items():
-        save_file(some, os.path.join(folder, file), metadata={"format": "pt"})
-    with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+        save_file(some, os.path.join(directory, file), metadata={"format": "pt"})
+    with open(os.path.join(directory, "model.safetensors.index.json"), "w") as f:
         json.dump({"metadata": {}, "weight_map": {k: file for file, some in files.items() for k in some}}, f)
-    shutil.copy(config, folder)
+    shutil.copy(config, directory)
 
 
-def save_dcp(folder, tensors, config):
-    save_sharded(folder, tensors)
-    shutil.copy(config, folder)
+def save_dcp(directory, tensors, config):
+    save_sharded(directory, tensors)
+    shutil.copy(config, directory)
 
 
 def words_name(tensors):
@@ -436,23 +436,23 @@ def test_adapters_as_training_leaves_them(t):
     adapter, merged = os.path.join(GOLDEN, "adapter", name), load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors"))
     stored = load_file(os.path.join(adapter, "adapter_model.safetensors"))
     trainer, fsdp, wrapped = t.at("checkpoint-5"), t.at("checkpoint-6"), t.at("wrapped")
-    for folder in (trainer, fsdp):
-        os.mkdir(folder)
-        shutil.copy(os.path.join(adapter, "adapter_config.json"), folder)
-        with open(os.path.join(folder, "trainer_state.json"), "w") as f:
+    for directory in (trainer, fsdp):
+        os.mkdir(directory)
+        shutil.copy(os.path.join(adapter, "adapter_config.json"), directory)
+        with open(os.path.join(directory, "trainer_state.json"), "w") as f:
             json.dump({"global_step": 5}, f)
-        torch.save({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}, os.path.join(folder, "optimizer.pt"))
-        torch.save({"last_epoch": 5}, os.path.join(folder, "scheduler.pt"))
+        torch.save({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}, os.path.join(directory, "optimizer.pt"))
+        torch.save({"last_epoch": 5}, os.path.join(directory, "scheduler.pt"))
     shutil.copy(os.path.join(adapter, "adapter_model.safetensors"), trainer)
     dcp.save({"model": stored}, checkpoint_id=os.path.join(fsdp, "pytorch_model_fsdp_0"), no_dist=True)
     shutil.copytree(adapter, wrapped)
     renamed = {re.sub(r"(layers\.1)\.", r"\1._checkpoint_wrapped_module.", "base_model.model._fsdp_wrapped_module." + k.removeprefix("base_model.model.")): v for k, v in stored.items()}
     need(len(renamed) == len(stored) and set(renamed) != set(stored), "no name is that of a wrapped model")
     save_file(renamed, os.path.join(wrapped, "adapter_model.safetensors"))
-    for folder in (trainer, fsdp, wrapped):
-        out = t.at(os.path.basename(folder) + ".safetensors")
-        t.run("convert", base_of(case), out, "--lora", folder)
-        same(load_file(out), merged, os.path.basename(folder))
+    for directory in (trainer, fsdp, wrapped):
+        out = t.at(os.path.basename(directory) + ".safetensors")
+        t.run("convert", base_of(case), out, "--lora", directory)
+        same(load_file(out), merged, os.path.basename(directory))
 
 
 def test_a_larger_vocabulary(t):

@@ -377,14 +377,14 @@ def placements_of(text, rank):
     return [Replicate() if p.is_shard() and p.dim >= rank else p for p in made]
 
 
-def rank_loads_its_file(rank, world, folder, target):
+def rank_loads_its_file(rank, world, directory, target):
     import warnings
     warnings.filterwarnings("ignore")
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
     _, placements, shape, names = target
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    got = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)
+    got = torch.load(os.path.join(directory, f"rank{rank}.pt"), weights_only=False)
     assert got["step"] == 12
     for k, full in full_state()["model"].items():
         want = distribute_tensor(full, mesh, placements_of(placements, full.dim()))
@@ -398,7 +398,7 @@ def rank_loads_its_file(rank, world, folder, target):
         assert torch.equal(x.full_tensor(), full), k
 
 
-def rank_loads_dcp(rank, world, folder, target):
+def rank_loads_dcp(rank, world, directory, target):
     import warnings
     warnings.filterwarnings("ignore")
     import torch
@@ -408,7 +408,7 @@ def rank_loads_dcp(rank, world, folder, target):
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = {k: distribute_tensor(torch.zeros_like(v), mesh, placements_of(placements, v.dim())) for k, v in full_state()["model"].items()}
     state = {"model": model, "step": 0}
-    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=directory)
     assert state["step"] == 12
     for k, full in full_state()["model"].items():
         assert torch.equal(state["model"][k].full_tensor(), full), k
@@ -425,7 +425,7 @@ def test_every_rank_of_a_reshard_loads_what_pytorch_would_give_it(t):
         t.run("diff", t.at("full.pt"), dest, "--values")
 
 
-def test_a_resharded_dcp_folder_loads_on_its_mesh_and_on_others(t):
+def test_a_resharded_dcp_directory_loads_on_its_mesh_and_on_others(t):
     import torch
     torch.save(full_state(), t.at("full.pt"))
     target = TARGETS[1]
@@ -457,7 +457,7 @@ def flat_model():
     return torch.nn.ModuleDict({"a": block(), "b": block(), "head": torch.nn.Linear(6, 3)})
 
 
-def rank_loads_flat(rank, world, folder):
+def rank_loads_flat(rank, world, directory):
     import warnings
     warnings.filterwarnings("ignore")
     import torch
@@ -469,7 +469,7 @@ def rank_loads_flat(rank, world, folder):
     model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         want = model.state_dict()
-        got = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)["model"]
+        got = torch.load(os.path.join(directory, f"rank{rank}.pt"), weights_only=False)["model"]
         assert set(got) == set(want), set(got) ^ set(want)
         for k, v in want.items():
             if isinstance(v, torch.Tensor) and not hasattr(v, "local_shards"):

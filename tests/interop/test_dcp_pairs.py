@@ -577,15 +577,15 @@ RANKS = [training_state(fsdp2, hsdp), training_state(hsdp, tensor_parallel), tra
          failures_of_one_rank, caching_with_ranks]
 
 
-def every_pairing(rank, world, folder):
+def every_pairing(rank, world, directory):
     torch.set_num_threads(1)
-    place = [tempfile.mkdtemp(dir=folder) if rank == 0 else None]  # ranks that hang are started once more
+    place = [tempfile.mkdtemp(dir=directory) if rank == 0 else None]  # ranks that hang are started once more
     dist.broadcast_object_list(place)
-    folder = place[0]
+    directory = place[0]
     for name, kinds in PAIRS.items():
         for scenario in RANKS:
             with failing(f"{scenario.__name__}, {name}, rank {rank}"):
-                scenario(Pair(kinds, os.path.join(folder, f"{scenario.__name__}-{name}".replace(" ", "_"))))
+                scenario(Pair(kinds, os.path.join(directory, f"{scenario.__name__}-{name}".replace(" ", "_"))))
 
 
 def test_what_ranks_save_loads_in_every_pairing(t):

@@ -19,23 +19,23 @@ def same_tensors(got, want, what):
 def test_ranks_that_are_described(t):
     """universal_checkpoint_info joins the ranks to what ds_to_universal joins them to."""
     for case in ("boxes", "patterns"):
-        folder, want = os.path.join(RANKS, case), load_file(os.path.join(RANKS, f"{case}.safetensors"))
+        directory, want = os.path.join(RANKS, case), load_file(os.path.join(RANKS, f"{case}.safetensors"))
         for part in ("model", "module"):
-            t.run("convert", folder, t.at(f"{case}-{part}.safetensors"), "--part", part)
+            t.run("convert", directory, t.at(f"{case}-{part}.safetensors"), "--part", part)
             same_tensors(load_file(t.at(f"{case}-{part}.safetensors")), want, f"{case}, {part}")
-        t.run("validate", "--deep", folder)
-        need(t.run("get", folder, "model.gqa.weight[1:3]" if case == "boxes" else "model.layers.0.gqa.weight[5:8]", "--print").stdout, "a slice")
+        t.run("validate", "--deep", directory)
+        need(t.run("get", directory, "model.gqa.weight[1:3]" if case == "boxes" else "model.layers.0.gqa.weight[5:8]", "--print").stdout, "a slice")
 
 
 def change_ranks(t, case, name, change):
     """A copy of a case whose files `change` changes, given the rank, the states and universal_checkpoint_info."""
-    folder = t.at(name)
-    shutil.copytree(os.path.join(RANKS, case), folder)
-    for rank, file in enumerate(sorted(os.listdir(folder))):
-        states = torch.load(os.path.join(folder, file), weights_only=False)
+    directory = t.at(name)
+    shutil.copytree(os.path.join(RANKS, case), directory)
+    for rank, file in enumerate(sorted(os.listdir(directory))):
+        states = torch.load(os.path.join(directory, file), weights_only=False)
         change(rank, states, states["universal_checkpoint_info"])
-        torch.save(states, os.path.join(folder, file))
-    return folder
+        torch.save(states, os.path.join(directory, file))
+    return directory
 
 
 def test_ranks_that_are_not_described(t):
@@ -59,10 +59,10 @@ def test_ranks_that_are_not_described(t):
         "shape": ("boxes", "b.weight", lambda rank, states, info: states["module"].update({"b.weight": states["module"]["b.weight"].T.contiguous()})),
     }
     for name, (case, lost, change) in cases.items():
-        folder, want = change_ranks(t, case, name, change), load_file(os.path.join(RANKS, f"{case}.safetensors"))
-        text = t.run("convert", folder, t.at("refused.safetensors"), "--part", "model", status=2).stderr.decode()
+        directory, want = change_ranks(t, case, name, change), load_file(os.path.join(RANKS, f"{case}.safetensors"))
+        text = t.run("convert", directory, t.at("refused.safetensors"), "--part", "model", status=2).stderr.decode()
         need(f"'{lost}'" in text and not os.path.exists(t.at("refused.safetensors")), f"{name}: {text}")
-        t.run("convert", folder, t.at(f"{name}.safetensors"), "--part", "model", "--exclude", lost)
+        t.run("convert", directory, t.at(f"{name}.safetensors"), "--part", "model", "--exclude", lost)
         same_tensors(load_file(t.at(f"{name}.safetensors")), {k: v for k, v in want.items() if k != lost}, name)
     for name, change in (("newer", lambda rank, states, info: info["affine_map"].update(version=2)),
                          ("lookahead", lambda rank, states, info: info.update(parameter_to_average_patterns=["(?=a)b"])),

@@ -55,13 +55,13 @@ def sharded_model(case):
     return FullyShardedDataParallel(net, **options)
 
 
-def rank_saves(rank, world, folder):
+def rank_saves(rank, world, directory):
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
     sys.path.insert(0, os.path.join(ROOT, "samples"))
     from describe_modules import flat_params_document
     for name, case in CASES.items():
-        at = lambda *names: os.path.join(folder, name, *names)
+        at = lambda *names: os.path.join(directory, name, *names)
         for part in ("ranks", "states"):
             os.makedirs(at(part), exist_ok=True)
         net = sharded_model(case)

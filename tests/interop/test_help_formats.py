@@ -52,7 +52,7 @@ def make_inputs(t):
 
 
 def run_all(t):
-    """Runs every example in the scratch folder. Returns its output by file."""
+    """Runs every example in the scratch directory. Returns its output by file."""
     make_inputs(t)
     out = {}
     for _, file, contents, command in examples(t):
@@ -111,8 +111,8 @@ def test_examples_would_fail_where_they_should(t):
 
 def test_every_format_is_described_and_follows_its_schema(t):
     """Each document that an option reads has a section; the schemas of what tessera alone writes need none."""
-    folder = os.path.join(ROOT, "native/cli/schemas")
-    schemas = {json.load(open(os.path.join(folder, f)))["$id"]: json.load(open(os.path.join(folder, f))) for f in os.listdir(folder)}
+    directory = os.path.join(ROOT, "native/cli/schemas")
+    schemas = {json.load(open(os.path.join(directory, f)))["$id"]: json.load(open(os.path.join(directory, f))) for f in os.listdir(directory)}
     named = " ".join(title for title, *_ in examples(t))
     read = {s for s, d in schemas.items() if re.search(r"--(target|storage|shards|map|layout|against)\b|Read by|`verify`, `validate", d.get("description", ""))}
     assert len(read) >= 8 and all(s in named for s in read), read - set(named.replace(",", "").split())

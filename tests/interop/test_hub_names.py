@@ -29,11 +29,11 @@ def make(rows, choose=lambda forms: 0):
 
 
 def place(t, name, tensors, config=None):
-    folder = os.path.join(t.scratch, name)
-    os.makedirs(folder, exist_ok=True)
-    save_file(tensors, os.path.join(folder, "model.safetensors"))
-    write(folder, "config.json", config or {})
-    return folder
+    directory = os.path.join(t.scratch, name)
+    os.makedirs(directory, exist_ok=True)
+    save_file(tensors, os.path.join(directory, "model.safetensors"))
+    write(directory, "config.json", config or {})
+    return directory
 
 
 def convert(t, source, name, *options, status=0):

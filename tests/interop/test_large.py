@@ -125,7 +125,7 @@ def check_size(t, rows):
 
 
 def test_more_than_4_gib(t):
-    assert room_for_sparse(t), "the scratch folder's file system has no sparse files"
+    assert room_for_sparse(t), "the scratch directory's file system has no sparse files"
     check_size(t, 4103)
 
 

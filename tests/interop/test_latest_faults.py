@@ -40,8 +40,8 @@ FRAMEWORKS = {
     "deepspeed-3": (f"{SAMPLES}/deepspeed_zero3/global_step2", "global_step{}", (), (), ()),
     "deepspeed-1": (f"{GOLDEN}/deepspeed/zero1_bf16", "global_step{}", ("expect.json",), (), ()),
     "deepspeed-pipeline": (f"{GOLDEN}/deepspeed/zero1_pipeline", "global_step{}", ("expect.json",), (), ()),
-    "accelerate": (f"{GOLDEN}/folders/accelerate", "checkpoint_{}", (), ("random_states_*",), ()),
-    "accelerate-fsdp": (f"{GOLDEN}/folders/accelerate_fsdp_sharded", "checkpoint_{}", (), ("random_states_*", "scheduler*", "optimizer*", "*_1/*"), ()),
+    "accelerate": (f"{GOLDEN}/directories/accelerate", "checkpoint_{}", (), ("random_states_*",), ()),
+    "accelerate-fsdp": (f"{GOLDEN}/directories/accelerate_fsdp_sharded", "checkpoint_{}", (), ("random_states_*", "scheduler*", "optimizer*", "*_1/*"), ()),
     "lightning": (f"{SAMPLES}/lightning_dist", "epoch=0-step={}.ckpt", (), (), (".metadata",)),
     "megatron": (f"{SAMPLES}/megatron_dist", "iter_{:07d}", (), (), (".metadata", "metadata.json")),
 }
@@ -120,8 +120,8 @@ class Loader:
 
     def unit(self, name):
         """What is loaded together with a file: its DCP, or the file alone."""
-        folder = os.path.dirname(name)
-        return folder or "." if name.endswith((".metadata", ".distcp")) and os.path.join(folder, ".metadata") in self.files else name
+        directory = os.path.dirname(name)
+        return directory or "." if name.endswith((".metadata", ".distcp")) and os.path.join(directory, ".metadata") in self.files else name
 
     def verdict(self, path):
         worst = "equal"

@@ -40,11 +40,11 @@ def family(name):
 
 
 def place(t, config, tensors):
-    folder = os.path.join(t.scratch, "model")
-    os.makedirs(folder, exist_ok=True)
-    save_file(tensors, os.path.join(folder, "model.safetensors"))
-    write(folder, "config.json", config)
-    return folder
+    directory = os.path.join(t.scratch, "model")
+    os.makedirs(directory, exist_ok=True)
+    save_file(tensors, os.path.join(directory, "model.safetensors"))
+    write(directory, "config.json", config)
+    return directory
 
 
 def convert(t, config, tensors, name, *options):

@@ -30,35 +30,35 @@ def models():
                  "qwen3": [*LLAMA, "vocab_size"] if "moe" not in name else [*QWEN_MOE, "vocab_size", *(["intermediate_size"] if "dense" in name else [])]}[family]
         yield f"torchtitan-{family}", *files, os.path.join(configs, f"{name}.json"), shows
     for name, shows in (("mixtral", [*LLAMA[:4], "num_local_experts"]), ("qwen3_moe", QWEN_MOE), ("deepseek_v3", [*MLA, "q_lora_rank"])):
-        folder = os.path.join(GOLDEN, "maps", f"transformers-{name}")
-        yield f"transformers-{name}", folder, f"{folder}.held.safetensors", os.path.join(folder, "config.json"), shows
+        directory = os.path.join(GOLDEN, "maps", f"transformers-{name}")
+        yield f"transformers-{name}", directory, f"{directory}.held.safetensors", os.path.join(directory, "config.json"), shows
     for name, shows in FORMS.items():
-        folder = os.path.join(GOLDEN, "megatron_maps", name)
-        yield MEGATRON.get(name, f"megatron-{name}"), os.path.join(folder, "stacked"), os.path.join(folder, "hf"), os.path.join(folder, "hf", "config.json"), shows
+        directory = os.path.join(GOLDEN, "megatron_maps", name)
+        yield MEGATRON.get(name, f"megatron-{name}"), os.path.join(directory, "stacked"), os.path.join(directory, "hf"), os.path.join(directory, "hf", "config.json"), shows
     titan_02 = os.path.join(GOLDEN, "titan_02", "llama4-dense")
     yield "torchtitan-llama4", f"{titan_02}.safetensors", f"{titan_02}.hf.safetensors", f"{titan_02}.json", [*LLAMA, "intermediate_size_mlp", "num_local_experts", "vocab_size"]
     for name in ("llama1", "llama3"):
         yield "meta-llama", os.path.join(GOLDEN, "meta", name), os.path.join(GOLDEN, "meta", f"{name}.safetensors"), os.path.join(GOLDEN, "meta", f"{name}.config.json"), [*LLAMA, "vocab_size"]
 
 
-def place(source, folder):
+def place(source, directory):
     """The model without settings."""
     if os.path.isdir(source):
-        shutil.copytree(source, folder)
+        shutil.copytree(source, directory)
         for name in ("config.json", "params.json"):
-            if os.path.exists(os.path.join(folder, name)):
-                os.remove(os.path.join(folder, name))
+            if os.path.exists(os.path.join(directory, name)):
+                os.remove(os.path.join(directory, name))
     else:
-        os.makedirs(folder)
-        shutil.copy(source, os.path.join(folder, "model.safetensors"))
-    return folder
+        os.makedirs(directory)
+        shutil.copy(source, os.path.join(directory, "model.safetensors"))
+    return directory
 
 
-def refuse(t, name, folder, settings, *options):
+def refuse(t, name, directory, settings, *options):
     """Converts with these settings, which must fail, and returns what was said."""
     out = os.path.join(t.scratch, "out.safetensors")
-    write(folder, "config.json", settings)
-    said = t.run("convert", folder, out, "--map", name, *options, status=2).stderr.decode()
+    write(directory, "config.json", settings)
+    said = t.run("convert", directory, out, "--map", name, *options, status=2).stderr.decode()
     need(not os.path.exists(out), "a refused conversion left a file")
     return said
 
@@ -71,13 +71,13 @@ def test_settings_of_another_model_are_refused(t):
         settings = json.load(open(config))
         settings |= settings.pop("text_config", {})
         for options, model in (([], source), (["--inverse"], made)):
-            folder = place(model, os.path.join(t.scratch, f"{number}{''.join(options)}"))
-            write(folder, "config.json", settings)
-            t.run("convert", folder, out, "--map", name, *options)
+            directory = place(model, os.path.join(t.scratch, f"{number}{''.join(options)}"))
+            write(directory, "config.json", settings)
+            t.run("convert", directory, out, "--map", name, *options)
             os.remove(out)
             for setting in shows:
                 for other in (settings[setting] + 1, settings[setting] * 2) if settings.get(setting) else (3, 16):
-                    said = refuse(t, name, folder, {**settings, setting: other}, *options)
+                    said = refuse(t, name, directory, {**settings, setting: other}, *options)
                     stated = "in config.json (" in said and f"{setting} {other}" in said
                     # Steps that use the setting, and counts of experts, are found to be wrong first.
                     need(stated or any(w in said for w in ("rows for each", "heads is")) or f"{setting} of config.json is {other}" in said or "megatron" in name and " [" in said,
@@ -92,16 +92,16 @@ def test_settings_that_are_not_stated_are_not_guessed(t):
     configs = os.path.join(GOLDEN, "map_configs")
     for name, map_name, file, options in (("qwen3", "torchtitan-qwen3", os.path.join(GOLDEN, "titan", "qwen3.safetensors"), []),
                                           ("titan_gpt_oss", "torchtitan-gpt_oss", os.path.join(GOLDEN, "titan_gpt_oss", "hf.safetensors"), ["--inverse"])):
-        folder, settings = place(file, os.path.join(t.scratch, name)), json.load(open(os.path.join(configs, f"{name}.json")))
+        directory, settings = place(file, os.path.join(t.scratch, name)), json.load(open(os.path.join(configs, f"{name}.json")))
         for lost in ("head_dim", "hidden_size", "num_key_value_heads", "intermediate_size"):
             for stated in ({k: v for k, v in settings.items() if k != lost}, {**settings, lost: None}):
-                write(folder, "config.json", stated)
-                t.run("convert", folder, os.path.join(t.scratch, "out.safetensors"), "--map", map_name, "--overwrite", *options)
+                write(directory, "config.json", stated)
+                t.run("convert", directory, os.path.join(t.scratch, "out.safetensors"), "--map", map_name, "--overwrite", *options)
         os.remove(os.path.join(t.scratch, "out.safetensors"))
-    folder = os.path.join(GOLDEN, "maps", "transformers-mixtral")
-    settings = json.load(open(os.path.join(folder, "config.json")))
+    directory = os.path.join(GOLDEN, "maps", "transformers-mixtral")
+    settings = json.load(open(os.path.join(directory, "config.json")))
     need(settings["head_dim"] is None, "the golden states the size of heads")
-    said = refuse(t, "transformers-mixtral", place(folder, os.path.join(t.scratch, "mixtral")), {**settings, "num_key_value_heads": 2})
+    said = refuse(t, "transformers-mixtral", place(directory, os.path.join(t.scratch, "mixtral")), {**settings, "num_key_value_heads": 2})
     need("the map's 'groups' is 8 in config.json (num_key_value_heads 2, hidden_size 8, num_attention_heads 2), but 4 in" in said, said)
 
 

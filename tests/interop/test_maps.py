@@ -72,8 +72,8 @@ def random_rule(rng, n):
     return (rule, {f"a{n}": x}, {f"b{n}": y[..., :keep]})
 
 
-def write(folder, name, document):
-    path = os.path.join(folder, name)
+def write(directory, name, document):
+    path = os.path.join(directory, name)
     with open(path, "w") as f:
         json.dump(document, f)
     return path
@@ -106,15 +106,15 @@ def test_transposes_of_every_size_of_element(t):
             need(torch.equal(got["turned." + name].view(torch.uint8), y.view(torch.uint8)), f"{name} with {memory}")
 
 
-def save_sharded(folder, tensors):
+def save_sharded(directory, tensors):
     """As ranks save DTensors, without processes: every tensor in row shards and column shards of uneven sizes."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
     from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix  # noqa: F401
     import pickle
     import io
     meta, storage = {}, {}
-    os.makedirs(folder)
-    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+    os.makedirs(directory)
+    with open(os.path.join(directory, "__0_0.distcp"), "wb") as f:
         for name, t in tensors.items():
             dim = len(storage) % t.dim()
             pieces, at, chunks = t.split([3, t.shape[dim] - 3], dim), 0, []
@@ -128,7 +128,7 @@ def save_sharded(folder, tensors):
                 chunks.append(ChunkStorageMetadata(torch.Size(offsets), piece.shape))
                 at += piece.shape[dim]
             meta[name] = TensorStorageMetadata(TensorProperties(t.dtype), t.shape, chunks)
-    with open(os.path.join(folder, ".metadata"), "wb") as f:
+    with open(os.path.join(directory, ".metadata"), "wb") as f:
         pickle.dump(Metadata(meta, {k: [k] for k in tensors}, storage), f)
 
 
@@ -136,21 +136,21 @@ def test_random_maps(t):
     for seed in range(12):
         rng = random.Random(seed)
         torch.manual_seed(seed)
-        folder = os.path.join(t.scratch, str(seed))
+        directory = os.path.join(t.scratch, str(seed))
         rules, sources, results = [], {}, {}
         for n in range(8):
             rule, inputs, outputs = random_rule(rng, n)
             rules.append(rule)
             sources.update(inputs)
             results.update({k: v.contiguous() for k, v in outputs.items()})
-        save_sharded(folder, sources)
+        save_sharded(directory, sources)
         loaded = {k: torch.empty_like(v) for k, v in sources.items()}
-        dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+        dcp.load(loaded, checkpoint_id=directory, no_dist=True)
         same(loaded, sources, "the sample itself")
-        write(folder, "config.json", {"num_heads": HEADS})
+        write(directory, "config.json", {"num_heads": HEADS})
         path = write(t.scratch, f"map{seed}.json", {"schema": "tessera.map/1", "rules": rules})
         out = os.path.join(t.scratch, f"out{seed}.safetensors")
-        t.run("convert", folder, out, "--to", "safetensors", "--map", path)
+        t.run("convert", directory, out, "--to", "safetensors", "--map", path)
         same(load_file(out), results, f"seed {seed}")
         whole = os.path.join(t.scratch, f"whole{seed}")
         os.makedirs(whole)
@@ -321,20 +321,20 @@ def test_a_scale_that_is_missing(t):
 
 def test_quantized_weights_that_lack_something_are_named(t):
     """Parts of what GPTQ, AWQ and bitsandbytes store, with and without the config.json that says whose they are."""
-    folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
-    os.makedirs(folder)
+    directory, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(directory)
     ints, halves = torch.arange(8, dtype=torch.int32).reshape(2, 4), torch.rand(1, 4).half()
     unknown = ("'q.scales'", "quant_method, which config.json next to it would state, is not known")
     for method, tensors, lacking, without in (("gptq", {"q.qweight": ints, "q.scales": halves}, ("is GPTQ", "no 'q.qzeros'"), unknown),
                                               ("awq", {"q.qweight": ints, "q.scales": halves}, ("is AWQ", "no 'q.qzeros'"), unknown),
                                               ("bitsandbytes", {"q.weight": torch.ones(8, 1, dtype=torch.uint8), "q.weight.absmax": torch.rand(2)},
                                                ("'q.weight.absmax'", "no quant_state"), ("'q.weight.absmax'", "no quant_state"))):
-        save_file({**tensors, "n.weight": torch.ones(2)}, os.path.join(folder, "model.safetensors"))
-        write(folder, "config.json", {"quantization_config": {"quant_method": method}})
+        save_file({**tensors, "n.weight": torch.ones(2)}, os.path.join(directory, "model.safetensors"))
+        write(directory, "config.json", {"quantization_config": {"quant_method": method}})
         for has_config, words in ((True, lacking), (False, without)):
             if not has_config:
-                os.remove(os.path.join(folder, "config.json"))
-            said = t.run("convert", folder, out, "--dequantize", status=2).stderr.decode()
+                os.remove(os.path.join(directory, "config.json"))
+            said = t.run("convert", directory, out, "--dequantize", status=2).stderr.decode()
             need(all(w in said for w in (f"'{next(iter(tensors))}'", *words)) and not os.path.exists(out), said)
 
 
@@ -374,22 +374,22 @@ def scaled_model():
 
 def test_dequantize_steps(t):
     """Scales are bound like tensors; their products go through the steps behind; every name is used."""
-    model, folder, out = scaled_model(), os.path.join(t.scratch, "in"), os.path.join(t.scratch, "out.safetensors")
-    os.makedirs(folder)
-    save_file(model, os.path.join(folder, "model.safetensors"))
-    write(folder, "config.json", {"width": 3, "torch_dtype": "bfloat16"})
+    model, directory, out = scaled_model(), os.path.join(t.scratch, "in"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(directory)
+    save_file(model, os.path.join(directory, "model.safetensors"))
+    write(directory, "config.json", {"width": 3, "torch_dtype": "bfloat16"})
     path = write(t.scratch, "map.json", DEQUANTIZING)
-    t.run("convert", folder, out, "--map", path)
+    t.run("convert", directory, out, "--map", path)
     want = {"norm": model["norm"], "row.w": (model["row.weight"].float() * model["row.weight_scale"]).bfloat16(), "one.w": (model["w.one"].float() * model["w.one_scale"]).half(),
             "x": unpack_mxfp4(model["x_blocks"], model["x_scales"]).bfloat16().transpose(1, 2)}
     for n in range(2):
         experts = [torch.cat([blocks(model[f"l.{n}.e.{i}.{p}.weight"], model[f"l.{n}.e.{i}.{p}.weight_scale_inv"], 4, 3) for p in ("gate", "up")]) for i in range(11)]
         want[f"layers.{n}.gate_up"] = torch.stack(experts).transpose(1, 2)
     same(load_file(out), want, "dequantize steps")
-    t.run("diff", folder, out, "--values", "--map", path)
-    t.run("reshard", folder, os.path.join(t.scratch, "dcp"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--map", path)
+    t.run("diff", directory, out, "--values", "--map", path)
+    t.run("reshard", directory, os.path.join(t.scratch, "dcp"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--map", path)
     t.run("diff", os.path.join(t.scratch, "dcp"), out, "--values")
-    table = t.run("convert", folder, out, "--overwrite", "--map", path, "--dry-run").stderr.decode()
+    table = t.run("convert", directory, out, "--overwrite", "--map", path, "--dry-run").stderr.decode()
     need("row.weight, row.weight_scale -> dequantize -> row.w bfloat16 [6, 5]" in table, table)
 
 
@@ -481,12 +481,12 @@ MAPS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 def test_built_in_maps(t):
     """What transformers stores becomes what it holds in memory, and back; a lost expert is named."""
     for name in sorted(n for n in os.listdir(MAPS) if not n.endswith(".safetensors")):
-        folder, held, back = os.path.join(MAPS, name), os.path.join(MAPS, f"{name}.held.safetensors"), os.path.join(t.scratch, f"{name}-back.safetensors")
+        directory, held, back = os.path.join(MAPS, name), os.path.join(MAPS, f"{name}.held.safetensors"), os.path.join(t.scratch, f"{name}-back.safetensors")
         need(name in t.run("map", "list").stdout.decode().split(), f"{name} is not listed")
-        stored, memory = load_file(os.path.join(folder, "model.safetensors")), load_file(held)
+        stored, memory = load_file(os.path.join(directory, "model.safetensors")), load_file(held)
         need(set(stored) != set(memory), f"{name} maps nothing")
         out = os.path.join(t.scratch, f"{name}.safetensors")
-        t.run("convert", folder, out, "--map", name)
+        t.run("convert", directory, out, "--map", name)
         same(load_file(out), memory, name)
         t.run("convert", held, back, "--map", name, "--inverse")
         same(load_file(back), stored, f"{name} --inverse")
@@ -499,12 +499,12 @@ def test_built_in_maps(t):
 def test_counts_are_those_of_config(t):
     """Layers, experts and heads, as config.json states them; and an expert without a weight, where the map only renames."""
     def refused_as(changes, tensors, *says, rules=None, name="transformers-qwen3_moe", back=False):
-        folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
-        os.makedirs(folder, exist_ok=True)
-        save_file(tensors, os.path.join(folder, "model.safetensors"))
-        write(folder, "config.json", {**config, **changes})
+        directory, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+        os.makedirs(directory, exist_ok=True)
+        save_file(tensors, os.path.join(directory, "model.safetensors"))
+        write(directory, "config.json", {**config, **changes})
         used = write(t.scratch, "rules.json", {"schema": "tessera.map/1", "rules": rules}) if rules else name
-        text = t.run("convert", folder, out, "--overwrite", "--map", used, *(["--inverse"] if back else []), status=2 if says else 0).stderr.decode()
+        text = t.run("convert", directory, out, "--overwrite", "--map", used, *(["--inverse"] if back else []), status=2 if says else 0).stderr.decode()
         for word in says:
             need(word in text, f"the refusal does not say {word}: {text}")
     source = os.path.join(MAPS, "transformers-qwen3_moe")
@@ -541,14 +541,14 @@ def test_counts_are_those_of_config(t):
 
 def test_a_tensor_that_only_the_target_has_twice(t):
     """As the embedding of a model in memory, which its output layer is too: the map writes both, and the inverse one, of the same values."""
-    folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
-    os.makedirs(folder)
+    directory, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(directory)
 
     def convert(rules, settings, tensors, *options, status=0):
-        save_file(tensors, os.path.join(folder, "model.safetensors"))
-        write(folder, "config.json", settings)
+        save_file(tensors, os.path.join(directory, "model.safetensors"))
+        write(directory, "config.json", settings)
         document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "unmatched": "keep", "rules": rules})
-        said = t.run("convert", folder, out, "--map", document, "--overwrite", *options, status=status).stderr.decode()
+        said = t.run("convert", directory, out, "--map", document, "--overwrite", *options, status=status).stderr.decode()
         return said if status else load_file(out)
     tied, head, e, w = {"tie_word_embeddings": True}, {"from": ["head"], "to": ["lm.head"], "copy_of": "lm.embed"}, torch.randn(3, 2), torch.randn(2)
     for rules, name in (([head, {"from": ["embed"], "to": ["lm.embed"]}], "embed"), ([head, {"from": ["w"], "to": ["w"]}], "lm.embed")):  # mapped, and kept
@@ -572,11 +572,11 @@ def more_layers(tensors):
 def test_layers_without_experts_and_maps_of_other_models(t):
     """A model that lost its experts altogether, or in one layer, is not whole, even where the map keeps the rest; nor is one that the map does not change."""
     def refused_as(name, tensors, config, *says, options=()):
-        folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
-        os.makedirs(folder, exist_ok=True)
-        save_file(tensors, os.path.join(folder, "model.safetensors"))
-        write(folder, "config.json", config)
-        text = t.run("convert", folder, out, "--overwrite", "--map", name, *options, status=2 if says else 0).stderr.decode()
+        directory, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+        os.makedirs(directory, exist_ok=True)
+        save_file(tensors, os.path.join(directory, "model.safetensors"))
+        write(directory, "config.json", config)
+        text = t.run("convert", directory, out, "--overwrite", "--map", name, *options, status=2 if says else 0).stderr.decode()
         for word in says:
             need(word in text, f"the refusal does not say {word}: {text}")
     settings = {"transformers-mixtral": "num_local_experts", "transformers-qwen3_moe": "num_local_experts", "transformers-deepseek_v3": "n_routed_experts"}
@@ -623,11 +623,11 @@ def test_metas_llamas(t):
     lost = {k: v for k, v in torch.load(os.path.join(golden, "llama1", "consolidated.00.pth")).items() if not k.startswith("layers.1.")}
     torch.save(lost, os.path.join(t.scratch, "consolidated.00.pth"))
     params = json.load(open(os.path.join(golden, "llama1", "params.json")))
-    folder = os.path.join(t.scratch, "lost")
-    os.makedirs(folder)
-    os.rename(os.path.join(t.scratch, "consolidated.00.pth"), os.path.join(folder, "consolidated.00.pth"))
-    write(folder, "params.json", {"model": params})
-    text = t.run("convert", folder, out, "--overwrite", "--map", "meta-llama", status=2).stderr.decode()
+    directory = os.path.join(t.scratch, "lost")
+    os.makedirs(directory)
+    os.rename(os.path.join(t.scratch, "consolidated.00.pth"), os.path.join(directory, "consolidated.00.pth"))
+    write(directory, "params.json", {"model": params})
+    text = t.run("convert", directory, out, "--overwrite", "--map", "meta-llama", status=2).stderr.decode()
     need("'layers' has 1 layer, but n_layers of params.json is 2" in text, text)
 
 
@@ -669,7 +669,7 @@ def test_torchtitans_further_layers(t):
     further = {"enorm.weight": "enorm.weight", "hnorm.weight": "hnorm.weight", "eh_proj.weight": "eh_proj.weight", "mtp_norm.weight": "shared_head.norm.weight"}
     for count in (1, 2):
         titan, hf = titan_model(t, f"deepseek_v3-mtp{count}", ""), titan_model(t, f"deepseek_v3-mtp{count}", ".hf")
-        files = [os.path.join(folder, "model.safetensors") for folder in (titan, hf)]
+        files = [os.path.join(directory, "model.safetensors") for directory in (titan, hf)]
         stored, there = map(load_file, files)
         need(all(f"model.layers.{3 + i}.{v}" in there and f"mtp_layers.{i}.{k}" in stored for i in range(count) for k, v in further.items()), "the golden")
         t.run("convert", titan, out, "--map", name, "--overwrite")
@@ -697,10 +697,10 @@ def test_torchtitans_further_layers(t):
     for changes, forward, inverse in ((settings, "'layers' has 3 layers, but num_hidden_layers of config.json is 4", "'model.layers.3.eh_proj.weight'"),
                                       ({}, "config.json has no number 'num_hidden_layers', which the map needs", "'model.layers.3.eh_proj.weight'"),
                                       (None, "the map takes 'num_hidden_layers' from config.json", "'model.layers.3.eh_proj.weight'")):
-        for folder, options, says in ((titan, [], forward), (hf, ["--inverse"], inverse)):
-            config = os.path.join(folder, "config.json")
-            write(folder, "config.json", changes) if changes is not None else os.remove(config)
-            need(says in t.run("convert", folder, plain, "--map", name, *options, status=2).stderr.decode(), f"{changes} {options}")
+        for directory, options, says in ((titan, [], forward), (hf, ["--inverse"], inverse)):
+            config = os.path.join(directory, "config.json")
+            write(directory, "config.json", changes) if changes is not None else os.remove(config)
+            need(says in t.run("convert", directory, plain, "--map", name, *options, status=2).stderr.decode(), f"{changes} {options}")
 
 
 def test_numbers_of_captures(t):
@@ -729,11 +729,11 @@ def test_numbers_of_captures(t):
 
 def titan_model(t, name, file):
     """A directory with config.json and a model of tests/golden/titan: "" is torchtitan's, ".hf" Hugging Face's."""
-    golden, folder = os.path.join(os.path.dirname(MAPS), "titan"), os.path.join(t.scratch, f"{name}{file or '.titan'}")
-    os.makedirs(folder)
-    shutil.copy(os.path.join(golden, f"{name}{file}.safetensors"), os.path.join(folder, "model.safetensors"))
-    shutil.copy(os.path.join(golden, f"{name}.json"), os.path.join(folder, "config.json"))
-    return folder
+    golden, directory = os.path.join(os.path.dirname(MAPS), "titan"), os.path.join(t.scratch, f"{name}{file or '.titan'}")
+    os.makedirs(directory)
+    shutil.copy(os.path.join(golden, f"{name}{file}.safetensors"), os.path.join(directory, "model.safetensors"))
+    shutil.copy(os.path.join(golden, f"{name}.json"), os.path.join(directory, "config.json"))
+    return directory
 
 
 def test_torchtitans_llama_and_qwen(t):
@@ -741,7 +741,7 @@ def test_torchtitans_llama_and_qwen(t):
     out = os.path.join(t.scratch, "out.safetensors")
     for name in ("llama3", "llama3-tied", "qwen3", "qwen3-tied", "qwen3_moe", "qwen3_moe-tied", "qwen3_moe-dense-inside", "qwen3_moe-dense-outside"):
         titan, hf = titan_model(t, name, ""), titan_model(t, name, ".hf")
-        stored, there = (load_file(os.path.join(folder, "model.safetensors")) for folder in (titan, hf))
+        stored, there = (load_file(os.path.join(directory, "model.safetensors")) for directory in (titan, hf))
         for source, want, inverse in ((titan, there, []), (hf, {k: v for k, v in stored.items() if not k.endswith("expert_bias_E")}, ["--inverse"])):
             said = t.run("convert", source, out, "--map", f"torchtitan-{name.split('_')[0].split('-')[0]}", "--overwrite", *inverse).stderr.decode()
             same(load_file(out), want, f"{name} {inverse}")
@@ -763,22 +763,22 @@ def test_torchtitans_llama_and_qwen(t):
 
 def test_settings_next_to_a_single_file(t):
     """Only the file is read, so what config.json would have shown is announced: here that a layer is lost, and that the output layer is the embedding."""
-    folder, out = titan_model(t, "qwen3-tied", ""), os.path.join(t.scratch, "out.safetensors")
-    file, options = os.path.join(folder, "model.safetensors"), ["--map", "torchtitan-qwen3", "--overwrite"]
+    directory, out = titan_model(t, "qwen3-tied", ""), os.path.join(t.scratch, "out.safetensors")
+    file, options = os.path.join(directory, "model.safetensors"), ["--map", "torchtitan-qwen3", "--overwrite"]
     text = "config.json is not read, because PATH is a single file; give its directory to use these settings"
     says = f"warning: {text}\n"
-    need(says not in t.run("convert", folder, out, *options).stderr.decode(), "the directory")
+    need(says not in t.run("convert", directory, out, *options).stderr.decode(), "the directory")
     need(says in t.run("convert", file, out, *options).stderr.decode(), "the file")
     need(text in json.loads(t.run("convert", file, out, *options, "--json").stdout)["warnings"], "the document")
     save_file({k: v for k, v in load_file(file).items() if not k.startswith("layers.2.")}, file)
-    need("'layers' has 2 layers, but num_hidden_layers of config.json is 3" in t.run("convert", folder, out, *options, status=2).stderr.decode(), "a lost layer")
+    need("'layers' has 2 layers, but num_hidden_layers of config.json is 3" in t.run("convert", directory, out, *options, status=2).stderr.decode(), "a lost layer")
     need(says in t.run("convert", file, out, *options).stderr.decode(), "the file without a layer")
     need(says in t.run("convert", file, out, "--dequantize", "--overwrite", status=2).stderr.decode(), "--dequantize")
     need(says not in t.run("convert", file, out, "--overwrite").stderr.decode(), "without a map")
     llama = os.path.join(titan_model(t, "llama3", ""), "model.safetensors")
     said = t.run("convert", llama, out, "--map", "torchtitan-llama3", "--overwrite", status=2).stderr.decode()
     need("is a single file" in said and "from config.json, which is not among the checkpoint's files" in said, said)
-    os.remove(os.path.join(folder, "config.json"))
+    os.remove(os.path.join(directory, "config.json"))
     need("warning" not in t.run("convert", file, out, *options).stderr.decode(), "no settings")
 
 
@@ -791,10 +791,10 @@ def test_buffers_that_older_releases_store(t):
               ("megatron-llama", os.path.join(megatron, "llama", "hf"), [inv_freq]), ("megatron-gpt2", os.path.join(megatron, "gpt2", "hf"), ["transformer.h.{}.attn.bias"]),
               ("megatron-gpt_neox", os.path.join(megatron, "gpt_neox", "hf"), ["gpt_neox.layers.{}.attention." + n for n in ("bias", "masked_bias", "rotary_emb.inv_freq")])]
     os.makedirs(source)
-    for name, folder, buffers in models:
-        stored = load_file(os.path.join(folder, "model.safetensors"))
-        shutil.copy(os.path.join(folder, "config.json"), source)
-        t.run("convert", folder, out, "--map", name, "--inverse", "--overwrite")
+    for name, directory, buffers in models:
+        stored = load_file(os.path.join(directory, "model.safetensors"))
+        shutil.copy(os.path.join(directory, "config.json"), source)
+        t.run("convert", directory, out, "--map", name, "--inverse", "--overwrite")
         want = load_file(out)
         save_file(stored | {b.format(i): torch.ones(3) for b in buffers for i in range(2)}, os.path.join(source, "model.safetensors"))
         said = t.run("convert", source, out, "--map", name, "--inverse", "--overwrite").stderr.decode()
@@ -1003,13 +1003,13 @@ def test_verify_where_entries_come_from_the_same_bytes(t):
 
 def test_a_plan_holds_its_map(t):
     """exec writes what reshard writes, through the map in the plan alone; not once config.json, from which it takes numbers, has changed."""
-    folder, path = os.path.join(t.scratch, "in"), write(t.scratch, "map.json", DEQUANTIZING)
-    os.makedirs(folder)
-    save_file(scaled_model(), os.path.join(folder, "model.safetensors"))
-    write(folder, "config.json", {"width": 3, "torch_dtype": "bfloat16"})
+    directory, path = os.path.join(t.scratch, "in"), write(t.scratch, "map.json", DEQUANTIZING)
+    os.makedirs(directory)
+    save_file(scaled_model(), os.path.join(directory, "model.safetensors"))
+    write(directory, "config.json", {"width": 3, "torch_dtype": "bfloat16"})
     mesh = ["--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp"]
-    t.run("reshard", folder, os.path.join(t.scratch, "want"), *mesh, "--map", path)
-    plan = t.json("plan", folder, *mesh, "--map", path, "--items", "--json")
+    t.run("reshard", directory, os.path.join(t.scratch, "want"), *mesh, "--map", path)
+    plan = t.json("plan", directory, *mesh, "--map", path, "--items", "--json")
     options = plan["request"]["options"]
     need(json.loads(options["map"]) == DEQUANTIZING and "inverse" not in options, "the map in the plan")
     need({i["fqn"] for i in plan["items"]} == {r.replace("{layer}", str(n)).replace("{n}", "w") for r in ("layers.{layer}.gate_up", "row.w", "one.{n}", "x", "norm") for n in range(2)}, "names of items")
@@ -1025,7 +1025,7 @@ def test_a_plan_holds_its_map(t):
         want = open(os.path.join(t.scratch, "want", name), "rb").read()
         for out in ("whole", "parts"):
             need(open(os.path.join(t.scratch, out, name), "rb").read() == want, f"{out}: {name}")
-    write(folder, "config.json", {"width": 3, "torch_dtype": "float16"})
+    write(directory, "config.json", {"width": 3, "torch_dtype": "float16"})
     need("'config.json' has" in t.run("exec", document, os.path.join(t.scratch, "changed"), status=2).stderr.decode(), "a changed config.json")
     stored, held = os.path.join(MAPS, "transformers-mixtral"), os.path.join(MAPS, "transformers-mixtral.held.safetensors")
     back = write(t.scratch, "back.json", t.json("plan", held, *mesh, "--map", "transformers-mixtral", "--inverse", "--json"))

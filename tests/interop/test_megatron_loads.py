@@ -1,6 +1,6 @@
 """Checkpoints that tessera wrote in Megatron-Core's torch_dist format, loaded by megatron.core.dist_checkpointing.
 
-Each version loads in a process of its own: TESSERA_MEGATRON names folders with megatron-core 0.16 and 0.14, separated by ':'
+Each version loads in a process of its own: TESSERA_MEGATRON names directories with megatron-core 0.16 and 0.14, separated by ':'
 (pip install --no-deps --target DIR megatron-core==0.14.0; it needs packaging and psutil). Without it the tests are skipped."""
 import json
 import os
@@ -50,22 +50,22 @@ print(json.dumps({"weights": weights, "states": states, "iteration": loaded["ite
 """
 
 
-def load(folder, path, store, script=LOAD, *more):
-    env = dict(os.environ, PYTHONPATH=folder + ":" + os.path.dirname(GOLDEN), OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+def load(directory, path, store, script=LOAD, *more):
+    env = dict(os.environ, PYTHONPATH=directory + ":" + os.path.dirname(GOLDEN), OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     p = subprocess.run([sys.executable, "-c", script, path, store, *more], env=env, capture_output=True, timeout=300)
     assert p.returncode == 0, p.stderr.decode()[-800:]
     return json.loads(p.stdout.splitlines()[-1])
 
 
 def megatron(number):
-    folders = os.environ.get("TESSERA_MEGATRON", "").split(":")
-    if len(folders) != 2:
-        raise Skip("TESSERA_MEGATRON names no folders with megatron-core 0.16 and 0.14")
-    return folders[number]
+    directories = os.environ.get("TESSERA_MEGATRON", "").split(":")
+    if len(directories) != 2:
+        raise Skip("TESSERA_MEGATRON names no directories with megatron-core 0.16 and 0.14")
+    return directories[number]
 
 
 def check(t, number):
-    folder = megatron(number)
+    directory = megatron(number)
     name = ("layers", "fragments")[number]
     with open(os.path.join(GOLDEN, f"{name}.json")) as f:
         want = {k: [w["dtype"], w["sha256"]] for k, w in json.load(f)["entries"].items() if not k.startswith("common.")}
@@ -73,7 +73,7 @@ def check(t, number):
     t.run("convert", source, t.at("converted"), "--to", "megatron-dist")
     t.run("reshard", source, t.at("resharded"), "--mesh", "tp=3", "--placements", "shard(1)")
     for made in ("converted", "resharded"):
-        got = load(folder, t.at(made), t.at(f"{made}.store"))
+        got = load(directory, t.at(made), t.at(f"{made}.store"))
         assert got.pop("tensors") == want, f"{name}, {made}: other tensors"
         assert got == {"rng": [[{"seed": 10 + r, "name": f"rank {r}"}] for r in range(4)], "iteration": 7, "lr": 0.125, "seen": [3, 5],
                        "args": "small"}, got
@@ -89,12 +89,12 @@ def test_megatron_014_loads_what_was_written(t):
 
 def test_megatron_loads_experts_that_were_written(t):
     """On another number of ranks than those that saved: what it loads from our files is what it loads from its own."""
-    folder = megatron(0)
+    directory = megatron(0)
     for case in ("moe", "moe_layers"):
         source = os.path.join(GOLDEN, case)
         t.run("convert", source, t.at(case), "--to", "megatron-dist")
         t.run("reshard", source, t.at(case + "_ep"), "--mesh", "ep=4", "--placements", "shard(1)" if case == "moe" else "shard(0)")
-        want = load(folder, source, t.at(case + ".store"), LOAD_EXPERTS, case)
+        want = load(directory, source, t.at(case + ".store"), LOAD_EXPERTS, case)
         assert want["different"] == len(want["weights"]) > 20 and bool(want["states"]) == (case == "moe"), want
         for made in (case, case + "_ep"):
-            assert load(folder, t.at(made), t.at(made + ".store2"), LOAD_EXPERTS, case) == want, made
+            assert load(directory, t.at(made), t.at(made + ".store2"), LOAD_EXPERTS, case) == want, made

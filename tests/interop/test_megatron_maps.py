@@ -24,25 +24,25 @@ def test_gpt_becomes_llama_and_qwen2(t):
     """Fused q, k and v by groups of heads, gate and up, a padded vocabulary, biases, tied embeddings; and back."""
     need(sorted(os.listdir(GOLDEN)) == ["llama", "qwen2", "wide"], "a model has no golden")
     for name in os.listdir(GOLDEN):
-        megatron, folder, out, plain = os.path.join(GOLDEN, name, "megatron"), os.path.join(GOLDEN, name, "hf"), t.scratch + "/out.safetensors", t.scratch + "/plain.safetensors"
+        megatron, directory, out, plain = os.path.join(GOLDEN, name, "megatron"), os.path.join(GOLDEN, name, "hf"), t.scratch + "/out.safetensors", t.scratch + "/plain.safetensors"
         said = t.run("convert", megatron, out, "--map", NAME, "--overwrite").stderr.decode()
         same(load_file(out), hf(name), name)
         need("the map leaves out 5 entries, such as 'decoder.layers.mlp.linear_fc1._extra_state'" in said, said)
         t.run("convert", megatron, plain, "--objects", "drop", "--overwrite")
-        want, padded = load_file(plain), json.load(open(os.path.join(folder, "config.json")))
+        want, padded = load_file(plain), json.load(open(os.path.join(directory, "config.json")))
         for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
             if key in want:  # what pads is not in the Hugging Face model
                 need(want[key].shape[0] == padded["padded_vocab_size"] > padded["vocab_size"], key)
                 want[key][padded["vocab_size"]:] = 0
-        t.run("convert", folder, out, "--map", NAME, "--inverse", "--overwrite")
+        t.run("convert", directory, out, "--map", NAME, "--inverse", "--overwrite")
         same(load_file(out), want, f"{name} --inverse")
         t.run("reshard", megatron, os.path.join(t.scratch, name), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--map", NAME)
-        t.run("diff", os.path.join(t.scratch, name), os.path.join(folder, "model.safetensors"), "--values")
+        t.run("diff", os.path.join(t.scratch, name), os.path.join(directory, "model.safetensors"), "--values")
 
 
-def tensors_of(t, folder):
+def tensors_of(t, directory):
     plain = os.path.join(t.scratch, "plain.safetensors")
-    t.run("convert", folder, plain, "--objects", "drop", "--overwrite")
+    t.run("convert", directory, plain, "--objects", "drop", "--overwrite")
     return load_file(plain)
 
 
@@ -64,14 +64,14 @@ def test_every_form_becomes_the_same_model(t):
         forms = sorted(set(os.listdir(os.path.join(FORMS, name))) - {"hf"})
         need("stacked" in forms, f"{name}: {forms}")
         for form in forms:
-            folder = os.path.join(FORMS, name, form)
-            t.run("convert", folder, out, "--map", map_name, "--overwrite")
+            directory = os.path.join(FORMS, name, form)
+            t.run("convert", directory, out, "--map", map_name, "--overwrite")
             same(load_file(out), want, f"{name} {form}")
         dcp = os.path.join(t.scratch, name)
-        t.run("reshard", folder, dcp, "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "--map", map_name)
+        t.run("reshard", directory, dcp, "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "--map", map_name)
         t.run("diff", dcp, os.path.join(FORMS, name, "hf", "model.safetensors"), "--values")
-        table = t.json("convert", folder, out, "--map", map_name, "--overwrite", "--dry-run", "--json")["map"]
-        stored = tensors_of(t, folder)
+        table = t.json("convert", directory, out, "--map", map_name, "--overwrite", "--dry-run", "--json")["map"]
+        stored = tensors_of(t, directory)
         need({s["fqn"] for row in table for s in row["from"]} == set(stored), f"{name}: the table does not name what is stored")
 
 
@@ -79,8 +79,8 @@ def test_back_to_stacked_layers(t):
     """And to layers with names of their own, where "before" is left out."""
     out = os.path.join(t.scratch, "out.safetensors")
     for name, map_name in MODELS.items():
-        folder = os.path.join(FORMS, name, "hf")
-        config = json.load(open(os.path.join(folder, "config.json")))
+        directory = os.path.join(FORMS, name, "hf")
+        config = json.load(open(os.path.join(directory, "config.json")))
         document = json.loads(t.run("map", "show", map_name).stdout)
         del document["before"]
         numbered = write(t.scratch, f"{name}.json", document)
@@ -88,7 +88,7 @@ def test_back_to_stacked_layers(t):
             if form == "numbered" and not os.path.isdir(os.path.join(FORMS, name, form)):
                 continue
             want = norms_of_te(without_padding(tensors_of(t, os.path.join(FORMS, name, form)), config))
-            said = t.run("convert", folder, out, "--map", use, "--inverse", "--overwrite").stderr.decode()
+            said = t.run("convert", directory, out, "--map", use, "--inverse", "--overwrite").stderr.decode()
             same(load_file(out), want, f"{name} {form}")
             need("may also come from" not in said and ("numbered, not stacked" in said) == (name == "qwen3_moe"), said)
 
@@ -205,10 +205,10 @@ def test_weights_that_a_form_lacks_show(t):
     """Every tensor of a model whose layers and experts have names of their own, one after the other; half of a gate and up, too."""
     source, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
     for name, form in (("qwen3_moe", "single"), ("mixtral", "stacked"), ("gpt2", "stacked"), ("llama", "single")):
-        folder = os.path.join(FORMS, name, form)
-        stored = tensors_of(t, folder)
+        directory = os.path.join(FORMS, name, form)
+        stored = tensors_of(t, directory)
         os.makedirs(source, exist_ok=True)
-        shutil.copy(os.path.join(folder, "config.json"), source)
+        shutil.copy(os.path.join(directory, "config.json"), source)
         save_file(stored, os.path.join(source, "model.safetensors"))
         t.run("convert", source, out, "--map", MODELS[name])
         os.remove(out)
@@ -243,18 +243,18 @@ def test_what_comes_before_the_rules(t):
 
 def test_settings_that_do_not_fit_are_refused(t):
     """Other counts or sizes of heads would give every head the rows of another one."""
-    folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    directory, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
     for source, inverse, changes, *says in (
             ("megatron", [], {"num_key_value_heads": 1}, "the map's 'heads' is"), ("megatron", [], {"num_key_value_heads": 3}, "'decoder.layers.0.self_attention.linear_qkv.weight'"),
             ("megatron", [], {"head_dim": 12}, "cannot divide its elements by 576"), ("megatron", [], {"head_dim": 3}, "the map's 'heads' is"), ("megatron", [], {"num_hidden_layers": 2}, "num_hidden_layers of config.json is 2"),
             ("hf", ["--inverse"], {"num_key_value_heads": 1}, "q_proj.weight' [1, 6, 6, 24]", "expects the size 8"), ("hf", ["--inverse"], {"padded_vocab_size": None}, "no number 'padded_vocab_size'"),
             ("hf", ["--inverse"], {"vocab_size": 36}, "'model.embed_tokens.weight'", "36")):
-        shutil.copytree(os.path.join(GOLDEN, "llama", source), folder)
-        config = {**json.load(open(os.path.join(folder, "config.json"))), **changes}
-        write(folder, "config.json", {k: v for k, v in config.items() if v is not None})
-        said = t.run("convert", folder, out, "--map", NAME, *inverse, status=2).stderr.decode()
+        shutil.copytree(os.path.join(GOLDEN, "llama", source), directory)
+        config = {**json.load(open(os.path.join(directory, "config.json"))), **changes}
+        write(directory, "config.json", {k: v for k, v in config.items() if v is not None})
+        said = t.run("convert", directory, out, "--map", NAME, *inverse, status=2).stderr.decode()
         need(all(text in said for text in says) and not os.path.exists(out), f"{changes}: {said}")
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
 
 
 def test_a_size_may_be_left_open(t):

@@ -49,16 +49,16 @@ def test_merges_as_mergekit(t):
 
 def test_adapters_as_peft(t):
     for name in sorted(os.listdir(os.path.join(GOLDEN, "lora"))):
-        folder, out = os.path.join(GOLDEN, "lora", name), os.path.join(t.scratch, f"{name}.safetensors")
+        directory, out = os.path.join(GOLDEN, "lora", name), os.path.join(t.scratch, f"{name}.safetensors")
         if name in REFUSED:
             base, says = REFUSED[name]
-            text = t.run("convert", os.path.join(GOLDEN, base), out, "--lora", os.path.join(folder, "adapter"), status=2).stderr.decode()
+            text = t.run("convert", os.path.join(GOLDEN, base), out, "--lora", os.path.join(directory, "adapter"), status=2).stderr.decode()
             need(says in text and not os.path.exists(out), text)
             continue
-        base, adapter = os.path.join(folder, "base.safetensors"), os.path.join(folder, "adapter")
+        base, adapter = os.path.join(directory, "base.safetensors"), os.path.join(directory, "adapter")
         t.run("convert", base, out, "--lora", adapter)
         # PyTorch adds DoRA's squares in an order that depends on the processor, and in float32
-        close(load_file(out), load_file(os.path.join(folder, "merged.safetensors")), name, 2.0 ** -21 if name == "dora" else 2.0 ** -22)
+        close(load_file(out), load_file(os.path.join(directory, "merged.safetensors")), name, 2.0 ** -21 if name == "dora" else 2.0 ** -22)
         again = os.path.join(t.scratch, f"{name}-merge.safetensors")
         t.run("merge", again, base, "--lora", adapter)
         need(open(again, "rb").read() == open(out, "rb").read(), f"{name}: merge and convert write other bytes")

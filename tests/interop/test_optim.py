@@ -315,7 +315,7 @@ def unknown_parameter(full):
 CHANGES = [missing, other_dtype, other_step, other_name, longer, unknown_parameter]
 
 
-def fsdp_rank(rank, world, case, folder, load):
+def fsdp_rank(rank, world, case, directory, load):
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
     from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig
@@ -325,7 +325,7 @@ def fsdp_rank(rank, world, case, folder, load):
     net, width = fsdp_model(case)
     optim = optimizers()[case["optim"]](net.parameters())
     FSDP.set_state_dict_type(net, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False))
-    at = lambda name: os.path.join(folder, name)
+    at = lambda name: os.path.join(directory, name)
     if load:
         full = torch.load(load, weights_only=True)
         torch.save(FSDP.optim_state_dict_to_load(net, optim, copy.deepcopy(full)), at(f"want{rank}.pt"))
@@ -354,13 +354,13 @@ def fsdp_rank(rank, world, case, folder, load):
             torch.save(FSDP.optim_state_dict(net, optim, raw), at(f"sharded/rank{rank}.pt"))
 
 
-def rows_rank(rank, world, folder, full):
+def rows_rank(rank, world, directory, full):
     """Real ranks load the DTensors and gather them."""
     import logging
     import torch
     from torch.distributed.tensor import DTensor
     logging.disable(logging.WARNING)  # of meshes loaded before their groups exist
-    mine = torch.load(os.path.join(folder, f"rank{rank}.pt"), weights_only=False)
+    mine = torch.load(os.path.join(directory, f"rank{rank}.pt"), weights_only=False)
     want = torch.load(full, weights_only=True)
     if any(isinstance(v, DTensor) and v.device_mesh.ndim > 1 for s in mine["state"].values() for v in s.values()):
         from torch.distributed.device_mesh import init_device_mesh
@@ -409,17 +409,17 @@ def test_fsdp1(t):
     import torch.multiprocessing as mp
     for seed in range(20 if FULL else 3):
         case = fsdp_case(seed)
-        folder = t.at(f"s{seed}")
-        os.makedirs(os.path.join(folder, "sharded"))
-        at = lambda name: os.path.join(folder, name)
-        run_ranks(fsdp_rank, case["world"], case, folder, None)
-        t.run("optim", "unshard", folder, t.at("full.pt"), "--flat-params", at("flat.json"), "--overwrite")
+        directory = t.at(f"s{seed}")
+        os.makedirs(os.path.join(directory, "sharded"))
+        at = lambda name: os.path.join(directory, name)
+        run_ranks(fsdp_rank, case["world"], case, directory, None)
+        t.run("optim", "unshard", directory, t.at("full.pt"), "--flat-params", at("flat.json"), "--overwrite")
         want, got = loaded(at("full.pt"), t.at("full.pt"))
         assert same(got, want), f"{case}: unshard gives {got}, PyTorch {want}"
         t.run("optim", "shard", t.at("full.pt"), at("back"), "--flat-params", at("flat.json"))
         if case["mesh"] and first_state(want):
             rows = t.at(f"rows{seed}")
-            t.run("optim", "unshard", folder, rows, "--flat-params", at("flat.json"), "--sharded")
+            t.run("optim", "unshard", directory, rows, "--flat-params", at("flat.json"), "--sharded")
             t.run("diff", rows, at("sharded"), "--values", "--layout")
             t.run("optim", "shard", at("sharded"), at("back-from-rows"), "--flat-params", at("flat.json"))
             run_ranks(rows_rank, case["world"], rows, at("full.pt"))
@@ -428,7 +428,7 @@ def test_fsdp1(t):
                 if os.path.exists(at(back)):
                     want, got = loaded(at(f"rank{rank}.pt"), at(f"{back}/rank{rank}.pt"))
                     assert same(got["state"], want["state"]), f"{case}: {back} of rank {rank} gives {got}, PyTorch had {want}"
-        run_ranks(fsdp_rank, case["other"], case, folder, at("full.pt"))
+        run_ranks(fsdp_rank, case["other"], case, directory, at("full.pt"))
         for source, path in full_in_every_form(t, at, loaded(at("full.pt"))[0]).items():
             t.run("optim", "shard", path, at(source), "--flat-params", at("flat.json"), "--world-size", case["other"])
             for rank in range(case["other"]):

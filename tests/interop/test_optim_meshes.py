@@ -14,8 +14,8 @@ CASES = {"tp": {"mesh": {"tp": 4}, "hidden": 6}, "hsdp": {"mesh": {"replicate": 
 
 def import_makers():
     """Those of the goldens have the models, and values that each part has alone."""
-    for folder in ("samples", "tests/golden"):
-        sys.path.insert(0, os.path.join(ROOT, folder))
+    for directory in ("samples", "tests/golden"):
+        sys.path.insert(0, os.path.join(ROOT, directory))
     import make_optimizer_mesh
     return make_optimizer_mesh
 
@@ -47,7 +47,7 @@ def build(case):
     return model, optimizers
 
 
-def rank_main(rank, world, case, folder):
+def rank_main(rank, world, case, directory):
     import logging
     import torch
     import torch.distributed.checkpoint as dcp
@@ -58,13 +58,13 @@ def rank_main(rank, world, case, folder):
     from describe_modules import modules_document
     get = lambda **options: get_optimizer_state_dict(*build(case), options=StateDictOptions(**options))
     for name, flat in (("nested", False), ("flat", True)):
-        dcp.save({"optim": get(flatten_optimizer_state_dict=flat)}, checkpoint_id=os.path.join(folder, name))
+        dcp.save({"optim": get(flatten_optimizer_state_dict=flat)}, checkpoint_id=os.path.join(directory, name))
         whole = get(full_state_dict=True, flatten_optimizer_state_dict=flat)
         if rank == 0:
-            torch.save({"optim": whole}, os.path.join(folder, f"{name}.want.pt"))
+            torch.save({"optim": whole}, os.path.join(directory, f"{name}.want.pt"))
     model, _ = build(case)
     if rank == 0:
-        json.dump(modules_document(model), open(os.path.join(folder, "modules.json"), "w"))
+        json.dump(modules_document(model), open(os.path.join(directory, "modules.json"), "w"))
 
 
 def flat_of(names):

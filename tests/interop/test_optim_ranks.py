@@ -52,14 +52,14 @@ def take_away(net, optim, rank, lacks):
         del optim.state[net["expert"].weight]
 
 
-def rank_main(rank, world, case, folder):
+def rank_main(rank, world, case, directory):
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
     from torch.distributed.fsdp.api import FullOptimStateDictConfig, FullStateDictConfig
     sys.path.insert(0, os.path.join(ROOT, "samples"))
     from describe_modules import flat_params_document
     torch.set_num_threads(1)
-    at = lambda name: os.path.join(folder, name)
+    at = lambda name: os.path.join(directory, name)
     net, fsdp, optim = model_of(case, rank)
     FSDP.set_state_dict_type(fsdp, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False))
     same_raw = optim.state_dict()
@@ -75,11 +75,11 @@ def rank_main(rank, world, case, folder):
     torch.save(optim.state.get(net["expert"].weight), at(f"expert{rank}.pt"))
 
 
-def check(t, name, case, folder):
-    at = lambda n: os.path.join(folder, n)
+def check(t, name, case, directory):
+    at = lambda n: os.path.join(directory, n)
     world = 4 if "mesh" in case else 2
     flat = ["--flat-params", at("flat.json")]
-    p = t.run("optim", "unshard", folder, t.at("full.pt"), *flat, status=2)
+    p = t.run("optim", "unshard", directory, t.at("full.pt"), *flat, status=2)
     names = UNMANAGED + ["seen", "param_groups[0].lr"]
     if case.get("strategy"):
         names += ["body.weight.exp_avg", "body.bias.exp_avg_sq"] if case.get("orig") else ["_fsdp_wrapped_module._flat_param.exp_avg"]
@@ -87,27 +87,27 @@ def check(t, name, case, folder):
     assert not missing and b"--rank N" in p.stderr and not os.path.exists(t.at("full.pt")), f"{name}: {missing}: {p.stderr}"
     assert b".step'" not in p.stderr, f"{name}: steps are equal: {p.stderr}"
     for rank in range(world):
-        t.run("optim", "unshard", folder, t.at("full.pt"), *flat, "--rank", rank, "--overwrite")
+        t.run("optim", "unshard", directory, t.at("full.pt"), *flat, "--rank", rank, "--overwrite")
         got, want = loaded(t.at("full.pt"), at(f"want{rank}.pt"))
         assert same(got, want), f"{name}: rank {rank} gives {got}, PyTorch {want}"
     for wrong in (world, -1, "x", ""):
-        assert b"--rank" in t.run("optim", "unshard", folder, t.at("none.pt"), *flat, f"--rank={wrong}", status=2).stderr, wrong
+        assert b"--rank" in t.run("optim", "unshard", directory, t.at("none.pt"), *flat, f"--rank={wrong}", status=2).stderr, wrong
     os.unlink(t.at("full.pt"))
     t.run("optim", "unshard", at("same"), t.at("one.pt"), *flat, "--overwrite")  # nothing differs
-    t.run("optim", "unshard", folder, t.at(name + ".rows"), *flat, "--sharded")
+    t.run("optim", "unshard", directory, t.at(name + ".rows"), *flat, "--sharded")
     for rank in range(world):
         got, want = (x["state"]["expert.weight"] for x in loaded_rows(t.at(f"{name}.rows/rank{rank}.pt"), at(f"want{rank}.pt")))
         assert same(got, want), f"{name}: --sharded gives rank {rank} {got}, PyTorch {want}"
 
 
-def check_lacking(t, name, case, folder):
+def check_lacking(t, name, case, directory):
     """State that is on one rank only is neither dropped nor refused once it is said whose to take."""
-    at = lambda n: os.path.join(folder, n)
+    at = lambda n: os.path.join(directory, n)
     flat = ["--flat-params", at("flat.json")]
-    p = t.run("optim", "unshard", folder, t.at("none.pt"), *flat, status=2)
+    p = t.run("optim", "unshard", directory, t.at("none.pt"), *flat, status=2)
     assert b"'expert.weight.exp_avg'" in p.stderr, p.stderr
     for rank in range(2):
-        t.run("optim", "unshard", folder, t.at("full.pt"), *flat, "--rank", rank, "--overwrite")
+        t.run("optim", "unshard", directory, t.at("full.pt"), *flat, "--rank", rank, "--overwrite")
         got, want = loaded(t.at("full.pt"), at(f"expert{rank}.pt"))
         assert same(got["state"].get("expert.weight"), want) and (want is None) == (rank == case["lacks"]), f"{name}: rank {rank}: {got}"
         assert got["state"].keys() - {"expert.weight"} == {"body.weight", "body.bias", "seen"}, got["state"].keys()
@@ -116,13 +116,13 @@ def check_lacking(t, name, case, folder):
 
 def test_fsdp1_state_of_one_rank_only(t):
     for i, case in enumerate(({"lacks": 0}, {"lacks": 1}, {"orig": True, "lacks": 0})):
-        folder = t.at(f"lacks{i}")
-        os.makedirs(os.path.join(folder, "same"))
-        run_ranks(rank_main, 2, case, folder, start_method="fork")
-        check_lacking(t, f"case {i}", case, folder)
+        directory = t.at(f"lacks{i}")
+        os.makedirs(os.path.join(directory, "same"))
+        run_ranks(rank_main, 2, case, directory, start_method="fork")
+        check_lacking(t, f"case {i}", case, directory)
 
 
-def broken_rank(rank, world, folder, orig):
+def broken_rank(rank, world, directory, orig):
     """Two units in one group. What is broken is so on every rank, so that the ranks agree."""
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, FullOptimStateDictConfig, FullStateDictConfig, StateDictType
     from describe_modules import flat_params_document
@@ -138,10 +138,10 @@ def broken_rank(rank, world, folder, orig):
         optimizer.zero_grad()
         raw = optimizer.state_dict()
         change(raw)
-        os.makedirs(os.path.join(folder, name), exist_ok=True)
-        torch.save(raw, os.path.join(folder, name, f"rank{rank}.pt"))
+        os.makedirs(os.path.join(directory, name), exist_ok=True)
+        torch.save(raw, os.path.join(directory, name, f"rank{rank}.pt"))
         if rank == 0:
-            json.dump(flat_params_document(model, optimizer, [f"rank{r}.pt" for r in range(world)]), open(os.path.join(folder, name, "flat.json"), "w"))
+            json.dump(flat_params_document(model, optimizer, [f"rank{r}.pt" for r in range(world)]), open(os.path.join(directory, name, "flat.json"), "w"))
 
     def without(state):
         def change(raw):
@@ -163,11 +163,11 @@ def broken_rank(rank, world, folder, orig):
 
 def test_broken_states_of_fsdp1_are_refused_when_they_are_joined(t):
     for orig in (False, True):
-        folder = t.at(f"orig{orig}")
-        run_ranks(broken_rank, 2, folder, orig)
+        directory = t.at(f"orig{orig}")
+        run_ranks(broken_rank, 2, directory, orig)
         said = {"half": "no exp_avg_sq", "other half": "no exp_avg,", "amsgrad": "no max_exp_avg_sq"}
-        for name in sorted(os.listdir(folder)):
-            at = os.path.join(folder, name)
+        for name in sorted(os.listdir(directory)):
+            at = os.path.join(directory, name)
             for more in ([], ["--sharded"]):
                 out = t.at("out", name + "".join(more) + ("" if more else ".pt"))
                 os.makedirs(t.at("out"), exist_ok=True)
@@ -186,8 +186,8 @@ def loaded_rows(*paths):
 
 def test_fsdp1_state_that_is_not_sharded(t):
     for i, (name, case) in enumerate(CASES.items()):
-        folder = t.at(name)
-        os.makedirs(os.path.join(folder, "same"))
+        directory = t.at(name)
+        os.makedirs(os.path.join(directory, "same"))
         world = 4 if "mesh" in case else 2
-        run_ranks(rank_main, world, case, folder, start_method="fork")
-        check(t, name, case, folder)
+        run_ranks(rank_main, world, case, directory, start_method="fork")
+        check(t, name, case, directory)

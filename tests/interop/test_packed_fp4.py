@@ -50,15 +50,15 @@ def test_the_step_of_a_map(t):
 
 def test_int8_that_may_be_either_is_refused(t):
     """transformers takes int8 with weight_scale_inv for FP4; models in int8 blocks have the same names, but another quant_method."""
-    folder, out = path(t, "model"), path(t, "out.safetensors")
-    os.makedirs(folder)
+    directory, out = path(t, "model"), path(t, "out.safetensors")
+    os.makedirs(directory)
     numbers = torch.randint(-128, 128, (256, 256), dtype=torch.int8)
 
     def convert(scale, method, status):
-        save_file({"a.weight": numbers, "a.weight_scale_inv": scale}, os.path.join(folder, "model.safetensors"))
-        with open(os.path.join(folder, "config.json"), "w") as f:
+        save_file({"a.weight": numbers, "a.weight_scale_inv": scale}, os.path.join(directory, "model.safetensors"))
+        with open(os.path.join(directory, "config.json"), "w") as f:
             json.dump({"quantization_config": {"quant_method": method, "weight_block_size": [128, 128]}}, f)
-        return t.run("convert", folder, out, "--dequantize", "--dtype", "float32", "--overwrite", status=status).stderr.decode()
+        return t.run("convert", directory, out, "--dequantize", "--dtype", "float32", "--overwrite", status=status).stderr.decode()
 
     blocks, groups = torch.rand(2, 2), torch.rand(256, 16)
     for scale, method in ((blocks, "fp8"), (groups, "fp8"), (groups, "blockwise_int8")):

@@ -1,7 +1,7 @@
 """--dequantize of packed integers and of bitsandbytes' codes, against what the libraries' own code made of them
 (tests/golden/make_packed.py), and GPTQ and AWQ against their published layout, which is packed here.
 
-TESSERA_QUANTIZERS names a folder with compressed-tensors and bitsandbytes (pip install --target DIR …). With it, other random models
+TESSERA_QUANTIZERS names a directory with compressed-tensors and bitsandbytes (pip install --target DIR …). With it, other random models
 than the stored ones are compared, too."""
 import json
 import os
@@ -75,12 +75,12 @@ m.write(pathlib.Path(sys.argv[3]), "bitsandbytes", *m.bitsandbytes(20))
 
 
 def test_random_models_of_the_libraries(t):
-    folder = os.environ.get("TESSERA_QUANTIZERS", "")
-    if not all(os.path.isdir(os.path.join(folder, n)) for n in ("compressed_tensors", "bitsandbytes")):
-        raise Skip("TESSERA_QUANTIZERS names no folder with compressed-tensors and bitsandbytes")
+    directory = os.environ.get("TESSERA_QUANTIZERS", "")
+    if not all(os.path.isdir(os.path.join(directory, n)) for n in ("compressed_tensors", "bitsandbytes")):
+        raise Skip("TESSERA_QUANTIZERS names no directory with compressed-tensors and bitsandbytes")
     for seed in range(2):
         made = t.at(f"made{seed}")
-        done = subprocess.run([sys.executable, "-c", MAKE, folder, GOLDENS, made, str(seed)], capture_output=True, text=True, env={**os.environ, "TORCHDYNAMO_DISABLE": "1"})
+        done = subprocess.run([sys.executable, "-c", MAKE, directory, GOLDENS, made, str(seed)], capture_output=True, text=True, env={**os.environ, "TORCHDYNAMO_DISABLE": "1"})
         need(done.returncode == 0, done.stderr[-800:])
         for name in sorted(n[:-len(".safetensors")] for n in os.listdir(made) if n.endswith(".safetensors")):
             compare(t, os.path.join(made, name), load_file(os.path.join(made, name + ".safetensors")), f"{name} {seed}")

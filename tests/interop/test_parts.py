@@ -32,7 +32,7 @@ def test_parts_by_several_processes(t):
         check(load_dcp(out), floats, out)
 
 
-def test_folders_that_took_the_place_of_others(t):
+def test_directories_that_took_the_place_of_others(t):
     path, want = source("dcp_fsdp2")
     again = ("--placements", "shard(0)", "--to", "torch", "-q")
     t.run("reshard", path, t.at("ranks"), "--mesh", "4", *again)

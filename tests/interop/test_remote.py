@@ -21,9 +21,9 @@ def bytes_of(ranges):
     return sum(int(last) - int(first) + 1 for first, last in (r[len("bytes="):].split("-") for r in ranges))
 
 
-def served(folder):
+def served(directory):
     server = Server(Files)
-    server.root = folder
+    server.root = directory
     return running(server)
 
 
@@ -98,14 +98,14 @@ def test_wrong_local_headers_are_found_when_their_data_is_read(t):
 
 def test_megatrons_directory_has_the_files_that_its_metadata_does_not_name(t):
     for name in ("layers", "fragments"):
-        folder = os.path.join(ROOT, "tests/golden/megatron", name)
-        with served(folder) as s:
+        directory = os.path.join(ROOT, "tests/golden/megatron", name)
+        with served(directory) as s:
             remote = t.json("inspect", s.url + "/", "--json")
             asked = len(s.asked)
-            judged = [t.json("validate", path, "--json")["findings"] for path in (s.url + "/", folder)]
+            judged = [t.json("validate", path, "--json")["findings"] for path in (s.url + "/", directory)]
         assert [{**f, "path": ""} for f in judged[0]] == [{**f, "path": ""} for f in judged[1]], judged
         assert any(e["fqn"].startswith("common.") for e in remote["entries"]), f"{name}: common.pt, which .metadata does not name, was not found"
-        local = t.json("inspect", folder, "--json")
+        local = t.json("inspect", directory, "--json")
         for key in ("format", "summary", "entries", "findings"):
             assert remote[key] == local[key], f"{name}: {key}: {remote[key]} for {local[key]}"
-        assert asked <= 2 * len(os.listdir(folder)) + 4, f"{name}: {asked} requests for {len(os.listdir(folder))} files"
+        assert asked <= 2 * len(os.listdir(directory)) + 4, f"{name}: {asked} requests for {len(os.listdir(directory))} files"

@@ -5,10 +5,10 @@ import os
 from torch_ranks import run_ranks
 
 
-def save(rank, world, folder):
+def save(rank, world, directory):
     import torch
     import torch.distributed.checkpoint as dcp
-    dcp.save({"weight": torch.arange(4.0)}, checkpoint_id=folder)
+    dcp.save({"weight": torch.arange(4.0)}, checkpoint_id=directory)
 
 
 def test_ranks_that_have_nothing_to_write_leave_empty_files(t):

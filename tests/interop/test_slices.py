@@ -49,8 +49,8 @@ def test_slices_in_shards_and_files_of_ranks(t):
         torch.save({"w": whole[20 * i:20 * i + 20], "rest": whole.clone()}, t.at("ranks", f"rank{i}.pt"), _use_new_zipfile_serialization=i == 0)
     with open(t.at("shards", "pytorch_model.bin.index.json"), "w") as f:
         json.dump({"metadata": {}, "weight_map": {f"{w}{i}": name for i, name in enumerate(names) for w in ("w", "most")}}, f)
-    for folder, files, tensors in (("shards", names, ["w0", "w1"]), ("ranks", ["rank0.pt", "rank1.pt"], ["w", "w"])):
-        found = [f for f in t.json("validate", t.at(folder), "--json")["findings"] if f["rule"] == "torch/slice-of-storage"]
+    for directory, files, tensors in (("shards", names, ["w0", "w1"]), ("ranks", ["rank0.pt", "rank1.pt"], ["w", "w"])):
+        found = [f for f in t.json("validate", t.at(directory), "--json")["findings"] if f["rule"] == "torch/slice-of-storage"]
         assert [(f["level"], f["file"], f["fqn"]) for f in found] == [("note", *pair) for pair in zip(files, tensors)], found
     t.run("convert", t.at("shards"), t.at("small.pt"), "--include", "w*")
     got = torch.load(t.at("small.pt"), weights_only=True)

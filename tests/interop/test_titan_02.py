@@ -18,11 +18,11 @@ RENAMED = [(r"^output\.", "lm_head."), (r"\.attention\.(w[qkv])\.", r".attention
 
 
 def model(t, name, side):
-    folder = os.path.join(t.scratch, name + side)
-    os.makedirs(folder, exist_ok=True)
-    shutil.copy(os.path.join(GOLDEN, f"{name}{side}.safetensors"), os.path.join(folder, "model.safetensors"))
-    shutil.copy(os.path.join(GOLDEN, f"{name}.json"), os.path.join(folder, "config.json"))
-    return folder, load_file(os.path.join(folder, "model.safetensors"))
+    directory = os.path.join(t.scratch, name + side)
+    os.makedirs(directory, exist_ok=True)
+    shutil.copy(os.path.join(GOLDEN, f"{name}{side}.safetensors"), os.path.join(directory, "model.safetensors"))
+    shutil.copy(os.path.join(GOLDEN, f"{name}.json"), os.path.join(directory, "config.json"))
+    return directory, load_file(os.path.join(directory, "model.safetensors"))
 
 
 def name_of_03(name, kind):

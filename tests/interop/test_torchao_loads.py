@@ -1,7 +1,7 @@
 """State of torchao's 8-bit optimizer, trained here, through every conversion between torch.save and DCP, loaded by torchao; and random
 weights of every class that --dequantize reads, against what torchao's own dequantize() makes of them.
 
-TESSERA_TORCHAO names a folder with torchao (pip install --no-deps --target DIR torchao). Without it the test is skipped."""
+TESSERA_TORCHAO names a directory with torchao (pip install --no-deps --target DIR torchao). Without it the test is skipped."""
 import os
 import subprocess
 import sys
@@ -52,7 +52,7 @@ from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_am
 from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 from torchao.quantization import Float8Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, MappingType
 from torchao.quantization.granularity import PerAxis, PerBlock, PerGroup, PerRow, PerTensor
-seed, folder = int(sys.argv[1]), sys.argv[2]
+seed, directory = int(sys.argv[1]), sys.argv[2]
 rng = random.Random(seed)
 torch.manual_seed(seed)
 state = {}
@@ -70,45 +70,45 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
             state[f"{dtype} {i}.mx"] = MXTensor.to_mx(x, rng.choice((torch.float8_e4m3fn, torch.float8_e5m2, torch.float4_e2m1fn_x2)), 32, is_swizzled_scales=tiled)
             whole = per_tensor_amax_to_scale(x.abs().max()) if rng.random() < 0.5 else None
             state[f"{dtype} {i}.nvfp4"] = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=whole, is_swizzled_scales=tiled)
-torch.save(state, folder + "/weights.pt")
-dcp.save({n: x for n, x in state.items() if not n.endswith("intx")}, checkpoint_id=folder + "/dcp", no_dist=True)
+torch.save(state, directory + "/weights.pt")
+dcp.save({n: x for n, x in state.items() if not n.endswith("intx")}, checkpoint_id=directory + "/dcp", no_dist=True)
 tensors, metadata = flatten_tensor_state_dict(state)
-save_file(tensors, folder + "/weights.safetensors", metadata=metadata)
+save_file(tensors, directory + "/weights.safetensors", metadata=metadata)
 for name, dtype in (("own", None), ("float32", torch.float32)):
     plain = {n: x.dequantize(dtype) if dtype and not n.endswith("intx") else x.dequantize().to(dtype or x.dtype) for n, x in state.items()}
-    torch.save(plain, f"{folder}/{name}.pt")
-    torch.save({n: x for n, x in plain.items() if not n.endswith("intx")}, f"{folder}/dcp of {name}.pt")
+    torch.save(plain, f"{directory}/{name}.pt")
+    torch.save({n: x for n, x in plain.items() if not n.endswith("intx")}, f"{directory}/dcp of {name}.pt")
 """
 
 
-def python(folder, script, *paths):
-    done = subprocess.run([sys.executable, "-c", script, *paths], env={**os.environ, "PYTHONPATH": folder, "TORCHDYNAMO_DISABLE": "1"}, capture_output=True, text=True)
+def python(directory, script, *paths):
+    done = subprocess.run([sys.executable, "-c", script, *paths], env={**os.environ, "PYTHONPATH": directory, "TORCHDYNAMO_DISABLE": "1"}, capture_output=True, text=True)
     if done.returncode:
         raise AssertionError(done.stderr[-800:])
 
 
 def test_the_8_bit_optimizer_of_torchao(t):
-    folder = os.environ.get("TESSERA_TORCHAO", "")
-    if not os.path.isdir(os.path.join(folder, "torchao")):
-        raise Skip("TESSERA_TORCHAO names no folder with torchao")
+    directory = os.environ.get("TESSERA_TORCHAO", "")
+    if not os.path.isdir(os.path.join(directory, "torchao")):
+        raise Skip("TESSERA_TORCHAO names no directory with torchao")
     at = lambda name: os.path.join(t.scratch, name)
-    python(folder, SAVE, at("run.pt"), at("dcp"))
+    python(directory, SAVE, at("run.pt"), at("dcp"))
     for source in ("run.pt", "dcp"):
         t.run("validate", at(source), "--deep", "--fail-on", "warning")
         t.run("convert", at(source), at(f"of {source}.pt"), "--to", "torch")
         t.run("convert", at(source), at(f"of {source}"), "--to", "dcp")
     t.run("diff", at("run.pt"), at("dcp"), "--values")
-    python(folder, LOAD, at("run.pt"), *(at(f"of {s}{e}") for s in ("run.pt", "dcp") for e in ("", ".pt")))
+    python(directory, LOAD, at("run.pt"), *(at(f"of {s}{e}") for s in ("run.pt", "dcp") for e in ("", ".pt")))
 
 
 def test_weights_of_torchao_are_what_its_dequantize_returns(t):
-    folder = os.environ.get("TESSERA_TORCHAO", "")
-    if not os.path.isdir(os.path.join(folder, "torchao")):
-        raise Skip("TESSERA_TORCHAO names no folder with torchao")
+    directory = os.environ.get("TESSERA_TORCHAO", "")
+    if not os.path.isdir(os.path.join(directory, "torchao")):
+        raise Skip("TESSERA_TORCHAO names no directory with torchao")
     at = lambda name: os.path.join(t.scratch, name)
     seed = str(int.from_bytes(os.urandom(4), "little"))
     print("seed", seed)
-    python(folder, QUANTIZE, seed, t.scratch)
+    python(directory, QUANTIZE, seed, t.scratch)
     for wanted, more in (("own.pt", ()), ("float32.pt", ("--dtype", "float32"))):
         for source, kept in (("weights.pt", ""), ("weights.safetensors", ""), ("dcp", "dcp of ")):  # DCP does not take the class of intx
             out = at(f"{wanted} of {source}.safetensors")

@@ -153,8 +153,8 @@ def tree(path):
         with open(path, "rb") as f:
             return {"": f.read()}
     found = {}
-    for folder, _, names in os.walk(path):
+    for directory, _, names in os.walk(path):
         for name in names:
-            with open(os.path.join(folder, name), "rb") as f:
-                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+            with open(os.path.join(directory, name), "rb") as f:
+                found[os.path.relpath(os.path.join(directory, name), path)] = f.read()
     return found

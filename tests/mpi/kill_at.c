@@ -85,11 +85,12 @@ WATCH(ssize_t, copy_file_range, (int from, off_t *in, int to, off_t *out, size_t
 WATCH(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size))
 WATCH(int, ftruncate, (int fd, off_t size), (fd, size))
 WATCH(int, fsync, (int fd), (fd))
-WATCH(int, mkdirat, (int folder, const char *name, mode_t mode), (folder, name, mode))
-WATCH(int, renameat, (int folder, const char *from, int to_folder, const char *to), (folder, from, to_folder, to))
-WATCH(int, unlinkat, (int folder, const char *name, int flags), (folder, name, flags))
+WATCH(int, mkdirat, (int directory, const char *name, mode_t mode), (directory, name, mode))
+WATCH(int, renameat, (int directory, const char *from, int to_directory, const char *to),
+      (directory, from, to_directory, to))
+WATCH(int, unlinkat, (int directory, const char *name, int flags), (directory, name, flags))
 
-int openat(int folder, const char *name, int flags, ...)
+int openat(int directory, const char *name, int flags, ...)
 {
     static int (*next)(int, const char *, int, ...);
     va_list arguments;
@@ -98,7 +99,7 @@ int openat(int folder, const char *name, int flags, ...)
     va_end(arguments);
     if (!next) *(void **)&next = dlsym(RTLD_NEXT, "openat");
     unsigned long number = flags & O_CREAT ? enter("openat", __builtin_return_address(0)) : 0;
-    int fd = next(folder, name, flags, mode);
+    int fd = next(directory, name, flags, mode);
     leave(number);
     return fd;
 }

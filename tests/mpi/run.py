@@ -1,4 +1,4 @@
-"""Runs all tests that need several processes. Usage: run.py --release FOLDER --asan FOLDER [NAME-PART…]"""
+"""Runs all tests that need several processes. Usage: run.py --release DIRECTORY --asan DIRECTORY [NAME-PART…]"""
 import argparse
 import glob
 import importlib
@@ -12,8 +12,8 @@ import harness
 HERE = os.path.dirname(os.path.abspath(__file__))
 SLURM = os.path.join(os.path.dirname(HERE), "slurm")
 sys.path.append(SLURM)
-for folder in (HERE, SLURM):
-    for module in sorted(glob.glob(os.path.join(folder, "test_*.py"))):
+for directory in (HERE, SLURM):
+    for module in sorted(glob.glob(os.path.join(directory, "test_*.py"))):
         importlib.import_module(os.path.basename(module)[:-len(".py")])
 
 OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)
@@ -26,10 +26,10 @@ def processes_for(name):
     return (2, 3) if name.endswith("_faults_mpi") else (2, 3, 5)
 
 
-def run_programs(folder, parts):
+def run_programs(directory, parts):
     """Runs the cmocka programs built with tests/support/ranks.h. Each of their tests counts once per number of processes."""
     passed = failed = 0
-    programs = sorted(glob.glob(os.path.join(folder, "test_*_mpi")))
+    programs = sorted(glob.glob(os.path.join(directory, "test_*_mpi")))
     for path in programs:
         name = os.path.basename(path)
         if parts and not any(p in name for p in parts):
@@ -49,7 +49,7 @@ def run_programs(folder, parts):
                 failed += 1
                 print(job.out[-1500:], job.err[-3000:])
     if not programs:
-        print(f"FAIL no test program in {folder}")
+        print(f"FAIL no test program in {directory}")
         failed += 1
     return passed, failed
 

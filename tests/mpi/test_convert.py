@@ -23,8 +23,8 @@ def same_output(tessera, ranks, reference, scratch, *arguments):
     shutil.rmtree(made) if os.path.isdir(made) else os.remove(made)
 
 
-def compare(folder, source, counts, *arguments):
-    tessera = f"{folder}/tessera"
+def compare(directory, source, counts, *arguments):
+    tessera = f"{directory}/tessera"
     command, *rest = arguments
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         one = os.path.join(scratch, "one")
@@ -49,33 +49,33 @@ def dcp_samples():
 
 
 @test
-def options_without_effect_are_reported_once(folder):
+def options_without_effect_are_reported_once(directory):
     """Every rank sees the same names: they agree, and one of them speaks."""
     source = os.path.join(SAMPLES, "dcp_fsdp2")
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         out = os.path.join(scratch, "out.pt")
-        job = mpirun(3, f"{folder}/tessera", "convert", source, out, "--include", "model.**", "--exclude", "model.emb", limit=120)
+        job = mpirun(3, f"{directory}/tessera", "convert", source, out, "--include", "model.**", "--exclude", "model.emb", limit=120)
         need(job.status == 0 and job.err.count("warning: --exclude 'model.emb' matches no name") == 1, f"status {job.status}: {job.err}")
         os.remove(out)
-        job = mpirun(3, f"{folder}/tessera", "convert", source, out, "--include", "modle.**", limit=120)
+        job = mpirun(3, f"{directory}/tessera", "convert", source, out, "--include", "modle.**", limit=120)
         need(job.status == 2 and job.err.count("nothing is selected") == 1, f"status {job.status}: {job.err}")
         need(os.listdir(scratch) == [], os.listdir(scratch))
 
 
 @test
-def small_outputs_are_those_of_one_process(folder):
-    tessera = f"{folder}/tessera"
+def small_outputs_are_those_of_one_process(directory):
+    tessera = f"{directory}/tessera"
     tried = 0
     for path in list(dcp_samples())[:None if FULL else 2]:
         for form in FORMS if FULL else FORMS[1::3]:
             if alone(tessera, form[0], path, "/nonexistent", "--dry-run", *form[1:])[0] == 0:
-                compare(folder, path, (3,), *form)
+                compare(directory, path, (3,), *form)
                 tried += 1
     need(tried >= 4, f"only {tried} outputs were compared")
 
 
 @test
-def shared_outputs_are_those_of_one_process(folder):
+def shared_outputs_are_those_of_one_process(directory):
     """The source is large enough that every rank has its own units."""
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-source-") as scratch:
         source = os.path.join(scratch, "a.safetensors")
@@ -83,15 +83,15 @@ def shared_outputs_are_those_of_one_process(folder):
         forms = FORMS if FULL else FORMS[0:3] + FORMS[5:6]
         counts = range(1, 9) if FULL else (2, 3)
         for form in forms:
-            compare(folder, source, counts, *form)
+            compare(directory, source, counts, *form)
         if not FULL:
-            compare(folder, source, (5, 8), *FORMS[4])
+            compare(directory, source, (5, 8), *FORMS[4])
 
 
 @test
-def merges_are_those_of_one_process(folder):
+def merges_are_those_of_one_process(directory):
     """The ranks also share the measuring of angles."""
-    tessera = f"{folder}/tessera"
+    tessera = f"{directory}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-source-") as inputs, tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         paths = [os.path.join(inputs, f"{name}.safetensors") for name in "ab"]
         for seed, path in enumerate(paths):
@@ -114,8 +114,8 @@ def merges_are_those_of_one_process(folder):
 
 
 @test
-def replacing_and_looking_work_as_by_one_process(folder):
-    tessera = f"{folder}/tessera"
+def replacing_and_looking_work_as_by_one_process(directory):
+    tessera = f"{directory}/tessera"
     source = os.path.join(SAMPLES, "dcp_crc_off")
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         at = lambda name: os.path.join(scratch, name)
@@ -133,8 +133,8 @@ def replacing_and_looking_work_as_by_one_process(folder):
 
 
 @test
-def a_refusal_is_said_once_and_leaves_nothing(folder):
-    tessera = f"{folder}/tessera"
+def a_refusal_is_said_once_and_leaves_nothing(directory):
+    tessera = f"{directory}/tessera"
     source = os.path.join(SAMPLES, "dcp_crc_off")
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         at = lambda name: os.path.join(scratch, name)
@@ -154,25 +154,25 @@ def a_refusal_is_said_once_and_leaves_nothing(folder):
 
 
 @test
-def a_rank_that_cannot_write_fails_all_cleanly(folder):
+def a_rank_that_cannot_write_fails_all_cleanly(directory):
     """Rank 1 may write only 8 MiB of a file."""
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         at = lambda name: os.path.join(scratch, name)
         safetensors(at("a.safetensors"), [14_000_000], 3)
         shell = 'trap "" XFSZ; if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then ulimit -f 8192; fi; exec "$0" "$@"'
-        job = mpirun(3, "bash", "-c", shell, f"{folder}/tessera", "convert", at("a.safetensors"), at("a.pt"))
+        job = mpirun(3, "bash", "-c", shell, f"{directory}/tessera", "convert", at("a.safetensors"), at("a.pt"))
         need(job.status == 2, f"status {job.status}: {job.err}")
         need(job.err.count("rank 1: ") == 1 and job.err.count("tessera: ") == 1 and "File too large" in job.err, job.err)
         need(os.listdir(scratch) == ["a.safetensors"], f"left {os.listdir(scratch)}")
 
 
 @test
-def doctor_tells_of_mpi_once(folder):
-    job = mpirun(3, f"{folder}/tessera", "doctor", "--json")
+def doctor_tells_of_mpi_once(directory):
+    job = mpirun(3, f"{directory}/tessera", "doctor", "--json")
     facts = json.loads(job.out)["mpi"]
     need(job.status == 0 and facts["processes"] == 3 and facts["launched_by"] == "OMPI_COMM_WORLD_SIZE", f"{facts}")
     need("Open MPI" in facts["library"] and facts["cuda_aware"] in ("yes", "no"), f"{facts}")
-    status, out, _ = alone(f"{folder}/tessera", "doctor", "--json")
+    status, out, _ = alone(f"{directory}/tessera", "doctor", "--json")
     facts = json.loads(out)["mpi"]
     need(status == 0 and facts["processes"] == 1 and facts["launched_by"] == "none" and "Open MPI" in facts["library"], f"{facts}")
 
@@ -183,8 +183,8 @@ def mpirun_like(command, environment):
 
 
 @test
-def launchers_are_told_apart(folder):
-    tessera = f"{folder}/tessera"
+def launchers_are_told_apart(directory):
+    tessera = f"{directory}/tessera"
     source = os.path.join(SAMPLES, "dcp_crc_off")
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         out = os.path.join(scratch, "x.pt")
@@ -212,14 +212,14 @@ def launchers_are_told_apart(folder):
 
 
 @test
-def strangers_that_srun_starts_at_once_write_nothing(folder):
+def strangers_that_srun_starts_at_once_write_nothing(directory):
     """srun without PMIx starts four processes that do not know each other."""
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         for command in (["convert", os.path.join(SAMPLES, "dcp_crc_off"), os.path.join(scratch, "x.pt")],
                         ["reshard", os.path.join(SAMPLES, "dcp_crc_off"), os.path.join(scratch, "x"), "--mesh", "dp=2", "--placements", "shard(0)"]):
             for program in ("tessera", "tessera-mpi"):
                 slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
-                all_ = [subprocess.Popen([f"{folder}/{program}", *command], env={**os.environ, **slurm, "SLURM_PROCID": str(i)}, stdin=subprocess.DEVNULL,
+                all_ = [subprocess.Popen([f"{directory}/{program}", *command], env={**os.environ, **slurm, "SLURM_PROCID": str(i)}, stdin=subprocess.DEVNULL,
                                          stderr=subprocess.PIPE, text=True) for i in range(4)]
                 said = "".join(p.communicate(timeout=60)[1] for p in all_)
                 need([p.returncode for p in all_] == [2] * 4, f"{program} {command[0]}: {[p.returncode for p in all_]} {said}")

@@ -11,14 +11,14 @@ from harness import FULL, SAMPLES, alone, mpirun, need, safetensors, side_by_sid
 RESHARD = ["--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp"]
 
 
-def killed(folder, ranks, rank, call, after, *command, options=(), env=None):
+def killed(directory, ranks, rank, call, after, *command, options=(), env=None):
     environment = {"KILL_AT_RANK": str(rank), "KILL_AT_CALL": str(call), **({"KILL_AT_AFTER": "1"} if after else {}), **(env or {})}
-    return mpirun(ranks, *command, options=("-x", f"LD_PRELOAD={folder}/libkill_at.so", *options), env=environment)
+    return mpirun(ranks, *command, options=("-x", f"LD_PRELOAD={directory}/libkill_at.so", *options), env=environment)
 
 
-def count_calls(folder, scratch, ranks, rank, *command):
+def count_calls(directory, scratch, ranks, rank, *command):
     path = os.path.join(scratch, "calls")
-    job = killed(folder, ranks, rank, 0, False, *command, env={"KILL_AT_LIST": path})
+    job = killed(directory, ranks, rank, 0, False, *command, env={"KILL_AT_LIST": path})
     need(job.status == 0, f"an undisturbed run: {job.err[-500:]}")
     with open(path) as f:
         names = f.read().split()
@@ -26,13 +26,13 @@ def count_calls(folder, scratch, ranks, rank, *command):
     return names
 
 
-def points(folder, scratch, counts, most, make):
+def points(directory, scratch, counts, most, make):
     """Returns (ranks, rank, call, after, name) for an even selection of `most` calls, or with --full for 20 times as many.
     `make` returns a new command each time."""
     found = []
     for ranks in counts:
         for rank in range(ranks) if FULL and ranks <= 4 else sorted({0, ranks - 1}):
-            names = count_calls(folder, scratch, ranks, rank, *make())
+            names = count_calls(directory, scratch, ranks, rank, *make())
             for call, name in enumerate(names, 1):
                 found += [(ranks, rank, call, after, name) for after in (False, True)]
     most *= 20 if FULL else 1
@@ -44,8 +44,8 @@ def points(folder, scratch, counts, most, make):
 class Place:
     """A scratch directory with a source of several units of work, and what one process makes of it."""
 
-    def __init__(self, folder, elements=10_000_000):
-        self.tessera = f"{folder}/tessera"
+    def __init__(self, directory, elements=10_000_000):
+        self.tessera = f"{directory}/tessera"
         self.scratch = tempfile.mkdtemp(prefix="tessera-mpi-death-")
         self.source, self.out = os.path.join(self.scratch, "a.safetensors"), os.path.join(self.scratch, "out")
         safetensors(self.source, [elements, 1, 0] + [5000] * 20, 4)
@@ -74,11 +74,11 @@ class Place:
         return self.command()
 
 
-def check_death(place, folder, point, options=(), env=None):
+def check_death(place, directory, point, options=(), env=None):
     ranks, rank, call, after, name = point
     where = f"rank {rank} of {ranks} killed {'behind' if after else 'before'} call {call}, {name}"
     place.clear()
-    job = killed(folder, ranks, rank, call, after, *place.command(), options=options, env=env)
+    job = killed(directory, ranks, rank, call, after, *place.command(), options=options, env=env)
     need(job.seconds <= 30, f"{where}: the job went on for {job.seconds:.0f} s")
     if not options:
         need(job.status != 0, f"{where}: status 0")
@@ -99,42 +99,42 @@ def check_rerun(place, where, there, ranks, resume):
     need(not left, f"{where}: the run behind it left {left}")
 
 
-def check_deaths(folder, chosen, options=(), env=None):
+def check_deaths(directory, chosen, options=(), env=None):
     """Checks two deaths at a time, each in its own directory."""
     def check(some):
-        with Place(folder) as place:
+        with Place(directory) as place:
             for i, point in some:
-                where, there = check_death(place, folder, point, options, env)
+                where, there = check_death(place, directory, point, options, env)
                 check_rerun(place, where, there, random.Random(i).choice((1, 2, 3)), i % 2)
     numbered = list(enumerate(chosen))
     side_by_side(check, (numbered[::2], numbered[1::2]))
 
 
 @test
-def a_rank_killed_at_any_call_leaves_nothing_half_written(folder):
-    with Place(folder) as place:
-        chosen = points(folder, place.scratch, (2, 3) if not FULL else (2, 3, 4, 8, 16), 16, place.fresh)
-    check_deaths(folder, chosen)
+def a_rank_killed_at_any_call_leaves_nothing_half_written(directory):
+    with Place(directory) as place:
+        chosen = points(directory, place.scratch, (2, 3) if not FULL else (2, 3, 4, 8, 16), 16, place.fresh)
+    check_deaths(directory, chosen)
 
 
 @test
-def survivors_of_a_killed_rank_publish_nothing(folder):
+def survivors_of_a_killed_rank_publish_nothing(directory):
     """The launcher lets the survivors run (--enable-recovery); tessera's watchdog ends them."""
-    with Place(folder) as place:
-        chosen = points(folder, place.scratch, (3,) if not FULL else (2, 3, 8), 4, place.fresh)
+    with Place(directory) as place:
+        chosen = points(directory, place.scratch, (3,) if not FULL else (2, 3, 8), 4, place.fresh)
     # the launcher itself waits for ranks that never start
     chosen = [point for point in chosen if point[4] != "MPI_Init_thread" or point[3]]
-    check_deaths(folder, chosen, ("--enable-recovery",), {"TESSERA_PEER_LIMIT": "4"})
+    check_deaths(directory, chosen, ("--enable-recovery",), {"TESSERA_PEER_LIMIT": "4"})
 
 
 @test
-def a_resumed_run_takes_over_what_other_ranks_had_done(folder):
+def a_resumed_run_takes_over_what_other_ranks_had_done(directory):
     """Rank 0 dies when it receives what all ranks have done. One process continues from their journals."""
-    with Place(folder) as place:
-        names = count_calls(folder, place.scratch, 3, 0, *place.fresh())
+    with Place(directory) as place:
+        names = count_calls(directory, place.scratch, 3, 0, *place.fresh())
         place.clear()
         call = len(names) - names[::-1].index("MPI_Allgatherv")
-        job = killed(folder, 3, 0, call, False, *place.command())
+        job = killed(directory, 3, 0, call, False, *place.command())
         need(job.status != 0 and tree(place.out) is None, f"status {job.status}, {os.listdir(place.scratch)}")
         status, out, err = alone(*place.command("--resume", "--json"))
         need(status == 0 and tree(place.out) == place.reference, f"status {status}: {err}")
@@ -143,15 +143,15 @@ def a_resumed_run_takes_over_what_other_ranks_had_done(folder):
 
 
 @test
-def a_killed_job_does_not_outlive_the_next_run(folder):
+def a_killed_job_does_not_outlive_the_next_run(directory):
     """Another job that writes to the same place removes its journals and output. --resume names what differs. A series of
     jobs is not affected."""
-    with Place(folder) as place:
+    with Place(directory) as place:
         left = lambda: sorted(set(os.listdir(place.scratch)) - {"a.safetensors", "plan.json"})
-        names = count_calls(folder, place.scratch, 3, 0, *place.fresh())
+        names = count_calls(directory, place.scratch, 3, 0, *place.fresh())
         place.clear()
         call = len(names) - names[::-1].index("MPI_Allgatherv")
-        killed(folder, 3, 0, call, False, *place.command())
+        killed(directory, 3, 0, call, False, *place.command())
         need(sum("-by-3" in name for name in left()) == 3, f"what a killed job leaves: {left()}")
         other = [place.tessera, "reshard", place.source, place.out, "--mesh", "dp=2", *RESHARD[2:]]
         status, _, err = alone(*other, "--resume")
@@ -172,16 +172,16 @@ def a_killed_job_does_not_outlive_the_next_run(folder):
 
 
 @test
-def a_replaced_checkpoint_is_the_old_or_the_new_one(folder):
+def a_replaced_checkpoint_is_the_old_or_the_new_one(directory):
     old = os.path.join(SAMPLES, "dcp_crc_off")
-    with Place(folder) as place:
+    with Place(directory) as place:
         def fresh():
             place.clear()
             shutil.copytree(old, place.out)
             return place.command("--overwrite")
-        for ranks, rank, call, after, name in points(folder, place.scratch, (2,) if not FULL else (2, 5), 8, fresh):
+        for ranks, rank, call, after, name in points(directory, place.scratch, (2,) if not FULL else (2, 5), 8, fresh):
             where = f"rank {rank} of {ranks} killed {'behind' if after else 'before'} call {call}, {name}"
-            job = killed(folder, ranks, rank, call, after, *fresh())
+            job = killed(directory, ranks, rank, call, after, *fresh())
             need(job.status != 0, f"{where}: status 0")
             is_old = [alone(place.tessera, "diff", "--values", reference, place.out)[0] == 0 for reference in (old, place.source)]
             need(is_old.count(True) == 1, f"{where}: neither the old checkpoint nor the new one")
@@ -192,12 +192,12 @@ def a_replaced_checkpoint_is_the_old_or_the_new_one(folder):
 
 
 @test
-def a_killed_check_is_no_verdict(folder):
-    with Place(folder) as place:
+def a_killed_check_is_no_verdict(directory):
+    with Place(directory) as place:
         arguments = [place.tessera, "validate", "--deep", "--json", place.source]
         want = alone(*arguments)[1]
-        for ranks, rank, call, after, name in points(folder, place.scratch, (3,), 4, lambda: arguments):
-            job = killed(folder, ranks, rank, call, after, *arguments)
+        for ranks, rank, call, after, name in points(directory, place.scratch, (3,), 4, lambda: arguments):
+            job = killed(directory, ranks, rank, call, after, *arguments)
             where = f"rank {rank} of {ranks} killed {'behind' if after else 'before'} call {call}, {name}"
             need(job.status not in (0, 1) and job.seconds <= 30, f"{where}: status {job.status} after {job.seconds:.0f} s")
             need(job.out == want or not is_json(job.out), f"{where}: another document")

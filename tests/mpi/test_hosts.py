@@ -20,12 +20,12 @@ def reason_to_skip():
 
 
 def on_hosts(f):
-    def run(folder):
+    def run(directory):
         reason = reason_to_skip()
         if reason:
             print(f"skip {f.__name__}: {reason}")
         else:
-            f(folder)
+            f(directory)
     run.__name__ = f.__name__
     return test(run)
 
@@ -35,14 +35,14 @@ def job(hosts, ranks, *command, limit=120, **more):
 
 
 @on_hosts
-def ranks_lie_on_different_hosts(folder):
+def ranks_lie_on_different_hosts(directory):
     out = job(3, 6, "sh", "-c", "hostname").out.split()
     need(sorted(out) == ["host1", "host1", "host2", "host2", "host3", "host3"], f"{out}")
 
 
 @on_hosts
-def hosts_write_and_judge_as_one_process(folder):
-    tessera = f"{folder}/tessera"
+def hosts_write_and_judge_as_one_process(directory):
+    tessera = f"{directory}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         at = lambda name: os.path.join(scratch, name)
         safetensors(at("a.safetensors"), [3_000_000, 1, 0, 2_500_000] + [1000] * 50, 5)
@@ -61,11 +61,11 @@ def hosts_write_and_judge_as_one_process(folder):
 
 
 @on_hosts
-def programs_over_ranks_pass_on_hosts(folder):
+def programs_over_ranks_pass_on_hosts(directory):
     """Shared memory connects only some of the ranks."""
-    programs = sorted(glob.glob(os.path.join(folder, "test_*_mpi")))
+    programs = sorted(glob.glob(os.path.join(directory, "test_*_mpi")))
     chosen = [path for path in programs if FULL or re.search("redistribute|check_shared", path)]
-    need(chosen, f"no program in {folder}")
+    need(chosen, f"no program in {directory}")
     for path in chosen:
         for hosts, ranks in ((2, 3),) if not FULL else ((2, 2), (2, 5), (3, 8)):
             ended = job(hosts, ranks, path, limit=600)
@@ -74,8 +74,8 @@ def programs_over_ranks_pass_on_hosts(folder):
 
 
 @on_hosts
-def a_rank_killed_on_another_host_ends_the_job(folder):
-    tessera = f"{folder}/tessera"
+def a_rank_killed_on_another_host_ends_the_job(directory):
+    tessera = f"{directory}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         source, out, reference = (os.path.join(scratch, name) for name in ("a.safetensors", "out", "reference"))
         safetensors(source, [5_000_000] + [5000] * 20, 4)
@@ -83,7 +83,7 @@ def a_rank_killed_on_another_host_ends_the_job(folder):
         need(alone(tessera, "reshard", source, reference, *options)[0] == 0, "one process")
         for call in (1, 6, 12, 18) if not FULL else range(1, 40):
             environment = {"KILL_AT_RANK": "1", "KILL_AT_CALL": str(call)}
-            killed = job(2, 4, tessera, "reshard", source, out, *options, options=("-x", f"LD_PRELOAD={folder}/libkill_at.so", "-x", "KILL_AT_RANK", "-x", "KILL_AT_CALL"),
+            killed = job(2, 4, tessera, "reshard", source, out, *options, options=("-x", f"LD_PRELOAD={directory}/libkill_at.so", "-x", "KILL_AT_RANK", "-x", "KILL_AT_CALL"),
                          env=environment)
             if killed.status == 0:
                 need(call > 6, f"call {call}: nobody died")
@@ -97,10 +97,10 @@ def a_rank_killed_on_another_host_ends_the_job(folder):
 
 
 @on_hosts
-def ranks_end_when_a_host_vanishes(folder):
+def ranks_end_when_a_host_vanishes(directory):
     """The wire of the second host is cut during the work. mpirun itself waits for that host until someone ends it (Open MPI
     4.1), which is not tested here."""
-    tessera = f"{folder}/tessera"
+    tessera = f"{directory}/tessera"
     with tempfile.TemporaryDirectory(prefix="tessera-mpi-") as scratch:
         source, out = os.path.join(scratch, "a.safetensors"), os.path.join(scratch, "out")
         safetensors(source, [5_000_000] + [5000] * 20, 4)
@@ -110,7 +110,7 @@ def ranks_end_when_a_host_vanishes(folder):
         shell = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then {cut} fi; exec "$0" "$@"'
         mark = job_mark()
         line = [HOSTS, "2", "mpirun", "-n", "2", "-x", "TSR_TEST_JOB", "-x", "TESSERA_PEER_LIMIT",
-                "-x", f"LD_PRELOAD={folder}/libslow_journals.so", "bash", "-c", shell, tessera, "reshard", source, out, *options]
+                "-x", f"LD_PRELOAD={directory}/libslow_journals.so", "bash", "-c", shell, tessera, "reshard", source, out, *options]
         p = subprocess.Popen(line, env=job_environment(mark, TESSERA_PEER_LIMIT="4"), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                              stderr=subprocess.PIPE, start_new_session=True)
         said = heard(p, b"dead or cut off", 40)

@@ -49,11 +49,11 @@ def wait_until(what, condition, p):
         time.sleep(0.02)
 
 
-def stop(folder, out, who, number, command, options):
+def stop(directory, out, who, number, command, options):
     """Starts a job and sends the signal to a rank, or to mpirun (None), during its work. Returns a description for
     messages."""
     mark = job_mark()
-    line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(RANKS), "-x", "TSR_TEST_JOB", *options, f"{folder}/tessera", *command]
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(RANKS), "-x", "TSR_TEST_JOB", *options, f"{directory}/tessera", *command]
     what = f"{command[0]}, {number.name} to {'mpirun' if who is None else f'rank {who}'}"
     p = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=job_environment(mark), start_new_session=True)
     try:
@@ -84,11 +84,11 @@ def nothing(out, what):
     need(os.listdir(out) == [], f"{what}: {[*os.walk(out)]}")
 
 
-def stopped(folder, out, who, number, *command, options=(), expect=nothing):
+def stopped(directory, out, who, number, *command, options=(), expect=nothing):
     """Checks that `expect` holds for `out` after a signal has ended a job. mpirun sends SIGKILL a second after SIGTERM,
     which is too soon for the ranks on a busy machine. If that may be the reason for a failure, the job runs again with
     five seconds in between."""
-    what = stop(folder, out, who, number, command, options)
+    what = stop(directory, out, who, number, command, options)
     try:
         expect(out, what)
     except Bad as bad:
@@ -97,7 +97,7 @@ def stopped(folder, out, who, number, *command, options=(), expect=nothing):
             if ".tessera-" in name:
                 path = os.path.join(out, name)
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-        expect(out, stop(folder, out, who, number, command, ("--mca", "odls_base_sigkill_timeout", "5", *options)))
+        expect(out, stop(directory, out, who, number, command, ("--mca", "odls_base_sigkill_timeout", "5", *options)))
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def place():
 
 
 @test
-def test_signals_to_any_rank_end_the_job(folder, *_):
+def test_signals_to_any_rank_end_the_job(directory, *_):
     with place() as (source, out):
         larger = source + ".larger.safetensors"  # holes are not read, so the check of the other source would be finished
         huge(larger, 32 * HUGE)
@@ -122,41 +122,41 @@ def test_signals_to_any_rank_end_the_job(folder, *_):
         for i, who in enumerate([None, 0, 1, RANKS - 1]):
             for k, job in enumerate(jobs):
                 if job[0] != "validate" or i % 2:
-                    stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[(i + k) % 2], *job)
+                    stopped(directory, out, who, (signal.SIGTERM, signal.SIGINT)[(i + k) % 2], *job)
 
 
 @test
-def test_a_signal_while_ranks_begin_their_journals_leaves_none(folder, *_):
+def test_a_signal_while_ranks_begin_their_journals_leaves_none(directory, *_):
     """Rank 0 removes a journal that another rank has created but not locked yet. That rank creates another one, and is
     ended, too."""
     with place() as (source, out):
         for number in (signal.SIGTERM, signal.SIGINT):
-            stopped(folder, out, 0, number, "convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16", options=("-x", f"LD_PRELOAD={folder}/libslow_journals.so"))
+            stopped(directory, out, 0, number, "convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16", options=("-x", f"LD_PRELOAD={directory}/libslow_journals.so"))
 
 
-def old_checkpoint(folder, path, *form):
+def old_checkpoint(directory, path, *form):
     """Makes a checkpoint from another source, and returns its content."""
     source = path + ".safetensors"
     safetensors(source, [1000, 50], 9)
-    status, _, err = alone(f"{folder}/tessera", form[0], source, path, *form[1:])
+    status, _, err = alone(f"{directory}/tessera", form[0], source, path, *form[1:])
     need(status == 0, err)
     os.remove(source)
     return tree(path)
 
 
 @test
-def test_signals_leave_the_old_checkpoint_whole(folder, *_):
+def test_signals_leave_the_old_checkpoint_whole(directory, *_):
     """It is replaced by renaming the marker, by exchanging directories, and by renaming a single file."""
     mesh = ("--mesh", "dp=2", "--placements", "shard(0)")
     forms = [("convert", "--to", "dcp"), ("reshard", *mesh, "--to", "torch"), ("convert", "--to", "torch")]
     with place() as (source, out):
         for i, form in enumerate(forms):
             for who in (None, 0, RANKS - 1):
-                before = old_checkpoint(folder, f"{out}/d", *form)
+                before = old_checkpoint(directory, f"{out}/d", *form)
 
                 def whole(out, what):
                     need(tree(f"{out}/d") == before and os.listdir(out) == ["d"], f"{what}: {os.listdir(out)}")
-                stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[i % 2], form[0], source, f"{out}/d", *form[1:], "--dtype", "bfloat16", "--overwrite",
+                stopped(directory, out, who, (signal.SIGTERM, signal.SIGINT)[i % 2], form[0], source, f"{out}/d", *form[1:], "--dtype", "bfloat16", "--overwrite",
                         expect=whole)
                 shutil.rmtree(out)
                 os.mkdir(out)
@@ -175,22 +175,22 @@ def published(path):
 
 
 @test
-def test_signals_leave_the_journals_of_a_job_that_can_resume(folder, *_):
+def test_signals_leave_the_journals_of_a_job_that_can_resume(directory, *_):
     """For an old and a new checkpoint: the journals of all ranks stay, and the next run continues from them or, without
     --resume, removes them."""
     with place() as (source, out):
         for i, who in enumerate((None, 0, 1)):
             over = ("--overwrite",) if i else ()
-            before = old_checkpoint(folder, f"{out}/d", "convert", "--to", "dcp") if i else None
+            before = old_checkpoint(directory, f"{out}/d", "convert", "--to", "dcp") if i else None
 
             def resumable(out, what):
                 need(published(f"{out}/d") == before, f"{what}: not the old one")
                 need(sum("-by-3" in name for name in os.listdir(out)) == RANKS, f"{what}: {os.listdir(out)}")
             job = ("convert", source, f"{out}/d", "--to", "dcp", "--dtype", "bfloat16", *over)
-            stopped(folder, out, who, (signal.SIGTERM, signal.SIGINT)[i % 2], *job, "--resume", expect=resumable)
+            stopped(directory, out, who, (signal.SIGTERM, signal.SIGINT)[i % 2], *job, "--resume", expect=resumable)
             small = os.path.join(os.path.dirname(source), "small.safetensors")
             safetensors(small, [1000], 3)
-            status, _, err = alone(f"{folder}/tessera", "convert", small, f"{out}/d", "--to", "dcp", *over)
+            status, _, err = alone(f"{directory}/tessera", "convert", small, f"{out}/d", "--to", "dcp", *over)
             need(status == 0 and "removing the remains of an interrupted run" in err and os.listdir(out) == ["d"], f"{err} {os.listdir(out)}")
             need(not [name for name in os.listdir(f"{out}/d") if ".tessera-" in name], os.listdir(f"{out}/d"))
             shutil.rmtree(out)

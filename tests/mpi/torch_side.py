@@ -1,10 +1,10 @@
 """PyTorch's part of the interchange, on RANKS processes over gloo:
 
-    torch_side.py save RANKS FOLDER      saves a model, an optimizer and the rest with torch.distributed.checkpoint
-    torch_side.py check RANKS FOLDER     loads what `interchange` made of it, on another mesh, and compares every element
-    torch_side.py train RANKS FOLDER     saves a model trained with fully_shard and AdamW; FOLDER.pt receives the full tensors
-    torch_side.py resume RANKS FOLDER    loads what `interchange` made of that by set_state_dict, compares model and optimizer
-                                         with the a.pt next to FOLDER, and continues training
+    torch_side.py save RANKS DIRECTORY      saves a model, an optimizer and the rest with torch.distributed.checkpoint
+    torch_side.py check RANKS DIRECTORY     loads what `interchange` made of it, on another mesh, and compares every element
+    torch_side.py train RANKS DIRECTORY     saves a model trained with fully_shard and AdamW; DIRECTORY.pt receives the full tensors
+    torch_side.py resume RANKS DIRECTORY    loads what `interchange` made of that by set_state_dict, compares model and optimizer
+                                         with the a.pt next to DIRECTORY, and continues training
 """
 import os
 import sys
@@ -65,21 +65,21 @@ def distributed(full, mesh):
     return {n: distribute_tensor(t, mesh, placements(n, mesh)) if t.dim() and n != "model.small" else t for n, t in full.items()}
 
 
-def save(world, folder):
+def save(world, directory):
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
-    dcp.save(objects(nest(distributed(full_tensors(), mesh)), 0), checkpoint_id=folder)
+    dcp.save(objects(nest(distributed(full_tensors(), mesh)), 0), checkpoint_id=directory)
 
 
 def changed(t):
     return t + 1 if t.dtype == torch.float32 else t
 
 
-def check(world, folder):
+def check(world, directory):
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
     empty = distributed({n: torch.full_like(t, 77) for n, t in full_tensors().items()}, mesh)
     state = objects(nest(empty), -100)
     state["note"] = ""
-    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=directory)
     for name, want in full_tensors().items():
         got = empty[name]
         got = got.full_tensor() if isinstance(got, DTensor) else got
@@ -113,25 +113,25 @@ def whole_state(model, optimizer):
     return get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
 
 
-def train(world, folder):
+def train(world, directory):
     model, optimizer = sharded_training(world)
     for _ in range(3):
         train_a_step(model, optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     assert all(isinstance(t, DTensor) for t in model_state.values())
-    dcp.save({"model": model_state, "optim": optimizer_state}, checkpoint_id=folder)
+    dcp.save({"model": model_state, "optim": optimizer_state}, checkpoint_id=directory)
     full = whole_state(model, optimizer)
     if dist.get_rank() == 0:
-        torch.save(full, f"{folder}.pt")
+        torch.save(full, f"{directory}.pt")
 
 
-def resume(world, folder):
+def resume(world, directory):
     model, optimizer = sharded_training(world)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.load({"model": model_state, "optim": optimizer_state}, checkpoint_id=folder)
+    dcp.load({"model": model_state, "optim": optimizer_state}, checkpoint_id=directory)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
     got_model, got_optimizer = whole_state(model, optimizer)
-    want_model, want_optimizer = torch.load(os.path.join(os.path.dirname(folder), "a.pt"))
+    want_model, want_optimizer = torch.load(os.path.join(os.path.dirname(directory), "a.pt"))
     assert list(got_model) == list(want_model) and len(got_model) == 6
     for name, want in want_model.items():
         assert torch.equal(got_model[name], want + 1), name
@@ -145,8 +145,8 @@ def resume(world, folder):
     assert all(s["step"] == 5 for s in whole_state(model, optimizer)[1]["state"].values())  # 3 + 1 in C + 1
 
 
-def run(_, world, what, folder):
-    {"save": save, "check": check, "train": train, "resume": resume}[what](world, folder)
+def run(_, world, what, directory):
+    {"save": save, "check": check, "train": train, "resume": resume}[what](world, directory)
 
 
 if __name__ == "__main__":

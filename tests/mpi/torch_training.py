@@ -1,4 +1,4 @@
-"""Continues a training that samples/mpi_training began, in PyTorch, and prints the losses: torch_training.py FOLDER STEPS"""
+"""Continues a training that samples/mpi_training began, in PyTorch, and prints the losses: torch_training.py DIRECTORY STEPS"""
 import os
 import sys
 

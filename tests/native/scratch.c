@@ -56,11 +56,11 @@ const char *scratch_path(const char *name)
 
 void scratch_write(const char *name, const void *data, size_t size)
 {
-    char folder[300];
+    char directory[300];
     const char *slash = strchr(name, '/');
     if (slash) {
-        snprintf(folder, sizeof folder, "%.*s", (int)(slash - name), name);
-        mkdir(scratch_path(folder), 0777);
+        snprintf(directory, sizeof directory, "%.*s", (int)(slash - name), name);
+        mkdir(scratch_path(directory), 0777);
     }
     FILE *file = fopen(scratch_path(name), "wb");
     assert(file);
@@ -84,12 +84,12 @@ long scratch_read(const char *name, void *buffer, size_t capacity)
     return size;
 }
 
-const char *scratch_list(const char *folder)
+const char *scratch_list(const char *directory)
 {
     static char text[4096];
     struct dirent **items;
     text[0] = '\0';
-    int count = scandir(scratch_path(folder), &items, NULL, alphasort);
+    int count = scandir(scratch_path(directory), &items, NULL, alphasort);
     for (int i = 0; i < count; i++) {
         if (strcmp(items[i]->d_name, ".") != 0 && strcmp(items[i]->d_name, "..") != 0) {
             size_t used = strlen(text);
@@ -118,13 +118,13 @@ static size_t shortened(const tsr_sys *sys, size_t size)
     return most && size > most ? most : size;
 }
 
-static int f_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+static int f_open_at(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode)
 {
-    return strikes(sys, mode != 0) ? -1 : tsr_sys_posix.open_at(sys, folder, name, flags, mode);
+    return strikes(sys, mode != 0) ? -1 : tsr_sys_posix.open_at(sys, directory, name, flags, mode);
 }
-static int f_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+static int f_stat_at(const tsr_sys *sys, int directory, const char *name, struct stat *out)
 {
-    return strikes(sys, false) ? -1 : tsr_sys_posix.stat_at(sys, folder, name, out);
+    return strikes(sys, false) ? -1 : tsr_sys_posix.stat_at(sys, directory, name, out);
 }
 static int f_stat(const tsr_sys *sys, int fd, struct stat *out)
 {
@@ -155,29 +155,29 @@ static int f_sync(const tsr_sys *sys, int fd)
 {
     return strikes(sys, true) ? -1 : tsr_sys_posix.sync(sys, fd);
 }
-static int f_make_folder(const tsr_sys *sys, int folder, const char *name, unsigned mode)
+static int f_make_directory(const tsr_sys *sys, int directory, const char *name, unsigned mode)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.make_folder(sys, folder, name, mode);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.make_directory(sys, directory, name, mode);
 }
-static int f_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int f_rename(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.rename(sys, folder, from, to_folder, to);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.rename(sys, directory, from, to_directory, to);
 }
-static int f_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int f_rename_new(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.rename_new(sys, folder, from, to_folder, to);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.rename_new(sys, directory, from, to_directory, to);
 }
-static int f_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
+static int f_exchange(const tsr_sys *sys, int directory, const char *a, const char *b)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.exchange(sys, folder, a, b);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.exchange(sys, directory, a, b);
 }
-static int f_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+static int f_link(const tsr_sys *sys, int directory, const char *name, int to_directory, const char *to)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.link(sys, folder, name, to_folder, to);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.link(sys, directory, name, to_directory, to);
 }
-static int f_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
+static int f_unlink(const tsr_sys *sys, int directory, const char *name, bool is_directory)
 {
-    return strikes(sys, true) ? -1 : tsr_sys_posix.unlink(sys, folder, name, is_folder);
+    return strikes(sys, true) ? -1 : tsr_sys_posix.unlink(sys, directory, name, is_directory);
 }
 
 faulty_sys faulty_sys_make(void)
@@ -192,7 +192,7 @@ faulty_sys faulty_sys_make(void)
     faulty.sys.allocate = f_allocate;
     faulty.sys.truncate = f_truncate;
     faulty.sys.sync = f_sync;
-    faulty.sys.make_folder = f_make_folder;
+    faulty.sys.make_directory = f_make_directory;
     faulty.sys.rename = f_rename;
     faulty.sys.rename_new = f_rename_new;
     faulty.sys.exchange = f_exchange;

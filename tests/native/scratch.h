@@ -18,7 +18,7 @@ void scratch_write(const char *name, const void *data, size_t size);
 /* Returns the number of bytes in a file, or -1 when it does not exist. `buffer` may be NULL. */
 long scratch_read(const char *name, void *buffer, size_t capacity);
 /* Returns the names in a directory ("" is the scratch directory), sorted and joined by spaces, in a static buffer. */
-const char *scratch_list(const char *folder);
+const char *scratch_list(const char *directory);
 
 /* Makes the real calls, with these exceptions. The `fail_at`-th counted call (from 1; 0: none) fails with `error`; with
  * `stays`, all later counted calls fail as well. With `short_transfers`, every read, write and copy moves at most that many

@@ -12,7 +12,7 @@
 
 #include "native/scratch.h"
 #include "publish/journal.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 static const char text[] = TSR_JOURNAL_MAGIC "to dcp\ngeneration 3\nfile data\nfile .metadata\n";
 
@@ -253,17 +253,17 @@ static void test_native_journal__one_that_cannot_be_written_is_removed(void **st
 static void test_native_journal__an_output_tells_whether_it_goes_on(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {
-        .is_folder = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .unfinished = TSR_UNFINISHED_KEPT};
+    const tsr_directory_output_options options = {
+        .is_directory = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .unfinished = TSR_UNFINISHED_KEPT};
     static const uint64_t sizes[] = {0, 3, 8, 9};
     for (size_t i = 0; i < 4; i++) {
         tsr_output *output;
         uint32_t file;
         if (i) scratch_write(".out.tessera-w0/data", "ABCDEFGHI", (size_t)sizes[i]);
-        assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
+        assert_int_equal(tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
                          TSR_OK);
         assert_int_equal(output->create(output, TSR_STR("data"), 8, &file, NULL), TSR_OK);
-        assert_int_equal(tsr_folder_output_continues(output), sizes[i] == 8);
+        assert_int_equal(tsr_directory_output_continues(output), sizes[i] == 8);
         output->close(output);
         assert_int_equal(scratch_read(".out.tessera-w0/data", NULL, 0), 8);
     }

@@ -19,7 +19,7 @@
 #include "tessera/path.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/try.h"

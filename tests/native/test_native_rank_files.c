@@ -33,9 +33,9 @@ static tsr_status open_files(const tsr_sys *sys, tsr_rank_files **out, tsr_error
 /* Writes one of the new files, as a rank does. */
 static bool put(const tsr_sys *sys, const char *name)
 {
-    char folder[PATH_MAX], path[PATH_MAX + 64];
-    if (tsr_rank_files_folder(scratch_path("d"), folder, NULL) != TSR_OK) return false;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    char directory[PATH_MAX], path[PATH_MAX + 64];
+    if (tsr_rank_files_directory(scratch_path("d"), directory, NULL) != TSR_OK) return false;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
     const int fd = sys->open_at(sys, AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL, 0600);
     const bool done = fd >= 0 && sys->write_at(sys, fd, "new", 3, 0) == 3;
     if (fd >= 0) sys->close(sys, fd);
@@ -44,13 +44,13 @@ static bool put(const tsr_sys *sys, const char *name)
 
 static bool put_shard(const tsr_sys *sys)
 {
-    char folder[PATH_MAX];
+    char directory[PATH_MAX];
     const tsr_str names[] = {TSR_STR(SHARD)};
     const tsr_rank_files_request request = {.sys = sys, .path = scratch_path("d"), .ranks = 2};
     if (tsr_rank_files_journal(&request, 1, (tsr_journal_files){names, 1}, NULL) != TSR_OK) return false;
-    if (tsr_rank_files_folder(scratch_path("d"), folder, NULL) != TSR_OK) return false;
-    strcat(folder, "/sharded");
-    return sys->make_folder(sys, AT_FDCWD, folder, 0700) == 0 && put(sys, SHARD);
+    if (tsr_rank_files_directory(scratch_path("d"), directory, NULL) != TSR_OK) return false;
+    strcat(directory, "/sharded");
+    return sys->make_directory(sys, AT_FDCWD, directory, 0700) == 0 && put(sys, SHARD);
 }
 
 static tsr_status begin(tsr_rank_files *files, tsr_error *err)
@@ -84,13 +84,13 @@ static bool save(const tsr_sys *sys)
     return done;
 }
 
-static void start_over(bool has_folder)
+static void start_over(bool has_directory)
 {
     static const char *const names[] = {"d/" INDEX, "d/" WHOLE, "d/" SHARD, "d/notes"};
     scratch_remove();
     scratch_make();
     assert_true(mkdir(scratch_path("d"), 0777) == 0 && mkdir(scratch_path("d/sharded"), 0777) == 0);
-    if (has_folder) assert_int_equal(mkdir(scratch_path("d/mine"), 0777), 0);
+    if (has_directory) assert_int_equal(mkdir(scratch_path("d/mine"), 0777), 0);
     for (size_t i = 0; i < 4; i++) scratch_write(names[i], "old", 3);
 }
 
@@ -108,7 +108,7 @@ static char checkpoint(void)
     return marker;
 }
 
-static void clean_up(bool has_folder)
+static void clean_up(bool has_directory)
 {
     static const char *const others[] = {"notes", "mine notes"};
     const char before = checkpoint();
@@ -117,7 +117,7 @@ static void clean_up(bool has_folder)
     assert_int_equal(open_files(NULL, &next, NULL), TSR_OK);
     tsr_rank_files_close(next);
     assert_int_equal(checkpoint(), before);
-    snprintf(want, sizeof want, before == '-' ? "%s" : "%s sharded", others[has_folder]);
+    snprintf(want, sizeof want, before == '-' ? "%s" : "%s sharded", others[has_directory]);
     if (before == '-') assert_string_equal(scratch_list("d"), want);
     else assert_true(state_of("d/notes") == 'o');
     assert_string_equal(scratch_list(""), "d");
@@ -141,12 +141,12 @@ static void open_parent(void)
     assert_int_equal(chmod(scratch_path(""), 0700), 0);
 }
 
-static void end_at_every_call(bool has_folder, bool is_within, const char *possible)
+static void end_at_every_call(bool has_directory, bool is_within, const char *possible)
 {
     bool done = false, seen[3] = {false};
     unsigned long n = 0;
     while (!done) {
-        start_over(has_folder);
+        start_over(has_directory);
         if (is_within) close_parent();
         faulty_sys killed = faulty_sys_make();
         killed.fail_at = ++n;
@@ -156,7 +156,7 @@ static void end_at_every_call(bool has_folder, bool is_within, const char *possi
         const char *at = strchr(possible, checkpoint());
         assert_non_null(at);
         seen[at - possible] = true;
-        clean_up(has_folder);
+        clean_up(has_directory);
         if (is_within) open_parent();
     }
     for (size_t i = 0; i < strlen(possible); i++) assert_true(seen[i]);
@@ -188,12 +188,12 @@ static void test_native_rank_files__what_looks_like_ours_stays(void **state)
 {
     tsr_error err = {0};
     tsr_rank_files *files;
-    char folder[PATH_MAX], path[PATH_MAX + 32];
+    char directory[PATH_MAX], path[PATH_MAX + 32];
     (void)state;
     start_over(false);
-    assert_int_equal(tsr_rank_files_folder(scratch_path("d"), folder, NULL), TSR_OK);
-    assert_int_equal(mkdir(folder, 0777), 0);
-    const char *name = strrchr(folder, '/') + 1;
+    assert_int_equal(tsr_rank_files_directory(scratch_path("d"), directory, NULL), TSR_OK);
+    assert_int_equal(mkdir(directory, 0777), 0);
+    const char *name = strrchr(directory, '/') + 1;
     snprintf(path, sizeof path, "%s/" WHOLE, name);
     scratch_write(path, "theirs", 6);
     assert_int_equal(mkdir(scratch_path(".d.tessera-save-0123456789abcdef"), 0777), 0);
@@ -211,14 +211,14 @@ static void test_native_rank_files__a_file_that_another_program_put_among_them_i
 {
     tsr_error err = {0};
     tsr_rank_files *files;
-    char folder[PATH_MAX], path[PATH_MAX + 32];
+    char directory[PATH_MAX], path[PATH_MAX + 32];
     (void)state;
     start_over(false);
     assert_int_equal(open_files(NULL, &files, NULL), TSR_OK);
     assert_int_equal(begin(files, NULL), TSR_OK);
     assert_true(put_shard(&tsr_sys_posix) && put_whole(files) && put(&tsr_sys_posix, INDEX));
-    assert_int_equal(tsr_rank_files_folder(scratch_path("d"), folder, NULL), TSR_OK);
-    snprintf(path, sizeof path, "%s/theirs", strrchr(folder, '/') + 1);
+    assert_int_equal(tsr_rank_files_directory(scratch_path("d"), directory, NULL), TSR_OK);
+    snprintf(path, sizeof path, "%s/theirs", strrchr(directory, '/') + 1);
     scratch_write(path, "theirs", 6);
     assert_int_equal(publish(files, &err), TSR_E_EXISTS);
     tsr_rank_files_close(files);
@@ -229,10 +229,10 @@ static void test_native_rank_files__a_file_that_another_program_put_among_them_i
 static void test_native_rank_files__what_another_program_changed_is_not_replaced(void **state)
 {
     (void)state;
-    for (int has_folder = 0; has_folder < 2; has_folder++) {
+    for (int has_directory = 0; has_directory < 2; has_directory++) {
         tsr_error err = {0};
         tsr_rank_files *files;
-        start_over(has_folder);
+        start_over(has_directory);
         assert_int_equal(open_files(NULL, &files, NULL), TSR_OK);
         assert_int_equal(begin(files, NULL), TSR_OK);
         assert_true(put_shard(&tsr_sys_posix) && put_whole(files) && put(&tsr_sys_posix, INDEX));
@@ -250,9 +250,9 @@ static void test_native_rank_files__a_name_that_somebody_else_has_taken_is_an_er
 {
     const tsr_str own[] = {TSR_STR("model-2.safetensors")}, old[] = {TSR_STR(INDEX), TSR_STR(WHOLE), TSR_STR(SHARD)};
     (void)state;
-    for (int has_folder = 0; has_folder < 2; has_folder++) {
+    for (int has_directory = 0; has_directory < 2; has_directory++) {
         tsr_rank_files *files;
-        start_over(has_folder);
+        start_over(has_directory);
         assert_int_equal(open_files(NULL, &files, NULL), TSR_OK);
         assert_int_equal(tsr_rank_files_begin(files, (tsr_journal_files){own, 1}, old, 3, NULL), TSR_OK);
         assert_true(put(&tsr_sys_posix, "model-2.safetensors"));

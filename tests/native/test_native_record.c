@@ -102,7 +102,7 @@ static void test_native_record__a_new_file_that_was_replaced_stays(void **state)
 static void test_native_record__a_directory_is_known_by_what_is_in_it(void **state)
 {
     (void)state;
-    static const tsr_switch kinds[] = {TSR_SWITCH_NEW_FOLDER, TSR_SWITCH_FOLDERS};
+    static const tsr_switch kinds[] = {TSR_SWITCH_NEW_DIRECTORY, TSR_SWITCH_DIRECTORIES};
     for (size_t i = 0; i < 2; i++) {
         write_directory();
         const tsr_recorded_file files[] = {recorded("new", false), recorded("old", true)};

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "native/scratch.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 static int setup(void **state)
 {
@@ -26,18 +26,18 @@ static int setup(void **state)
 static tsr_status open_swapped(const tsr_sys *sys, tsr_output **out, tsr_error *err)
 {
     static const tsr_str obsolete[] = {{"data", 4}};
-    const tsr_folder_output_options options = {
-        .is_folder = true, .existing = TSR_EXISTING_SWAPPED, .tag = "w0", .obsolete = obsolete, .obsolete_count = 1};
-    return tsr_folder_output_open(sys, &tsr_allocator_libc, scratch_path("out"), &options, out, err);
+    const tsr_directory_output_options options = {
+        .is_directory = true, .existing = TSR_EXISTING_SWAPPED, .tag = "w0", .obsolete = obsolete, .obsolete_count = 1};
+    return tsr_directory_output_open(sys, &tsr_allocator_libc, scratch_path("out"), &options, out, err);
 }
 
 /* ---- files that stay ---- */
 
 static int refused_link_error;
 
-static int refuse_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+static int refuse_link(const tsr_sys *sys, int directory, const char *name, int to_directory, const char *to)
 {
-    (void)sys, (void)folder, (void)name, (void)to_folder, (void)to;
+    (void)sys, (void)directory, (void)name, (void)to_directory, (void)to;
     errno = refused_link_error;
     return -1;
 }
@@ -83,13 +83,13 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
 /* Opens what a killed run left that was to replace the file "one". `publishing`: its renaming had begun. */
 static tsr_status open_again(bool publishing, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.existing = TSR_EXISTING_REPLACED,
-                                               .tag = "w0",
-                                               .begun = publishing ? TSR_BEGUN_PUBLISHING : TSR_BEGUN_JOINED,
-                                               .unfinished = TSR_UNFINISHED_KEPT};
+    const tsr_directory_output_options options = {.existing = TSR_EXISTING_REPLACED,
+                                                  .tag = "w0",
+                                                  .begun = publishing ? TSR_BEGUN_PUBLISHING : TSR_BEGUN_JOINED,
+                                                  .unfinished = TSR_UNFINISHED_KEPT};
     tsr_output *output;
     uint32_t file;
-    tsr_status status = tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("one"), &options, &output, err);
+    tsr_status status = tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path("one"), &options, &output, err);
     if (status != TSR_OK) return status;
     status = output->create(output, TSR_STR(""), 3, &file, err);
     if (status == TSR_OK) status = output->write_at(output, file, 0, "new", 3, err);

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 
 #include "native/scratch.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 enum { FILES = 3 };
 
@@ -47,11 +47,11 @@ static ssize_t noted_write(const tsr_sys *sys, int fd, const void *data, size_t 
     return tsr_sys_posix.write_at(&tsr_sys_posix, fd, data, size, offset);
 }
 
-static int noted_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int noted_rename(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
     (void)sys;
-    note('r', folder);
-    return tsr_sys_posix.rename_new(&tsr_sys_posix, folder, from, to_folder, to);
+    note('r', directory);
+    return tsr_sys_posix.rename_new(&tsr_sys_posix, directory, from, to_directory, to);
 }
 
 static tsr_sys noting;
@@ -69,9 +69,9 @@ static int setup(void **state)
 
 static tsr_output *begin(uint32_t files[FILES])
 {
-    const tsr_folder_output_options options = {.is_folder = true, .tag = "w0"};
+    const tsr_directory_output_options options = {.is_directory = true, .tag = "w0"};
     tsr_output *output;
-    assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
+    assert_int_equal(tsr_directory_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
                      TSR_OK);
     for (int i = 0; i < FILES; i++) {
         char name[16], path[64];
@@ -125,9 +125,9 @@ static void test_native_syncs__who_joins_syncs_every_file_once(void **state)
     (void)state;
     uint32_t files[FILES];
     tsr_output *first = begin(files), *second;
-    const tsr_folder_output_options options = {
-        .is_folder = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .unfinished = TSR_UNFINISHED_KEPT};
-    assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &second, NULL),
+    const tsr_directory_output_options options = {
+        .is_directory = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .unfinished = TSR_UNFINISHED_KEPT};
+    assert_int_equal(tsr_directory_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &second, NULL),
                      TSR_OK);
     for (int i = 0; i < FILES; i++) {
         char name[16];

@@ -1,4 +1,4 @@
-"""A call that Ctrl-C ends in the middle: interrupted.py CALL FOLDER. FOLDER has big.safetensors (w and v, 1.5 GiB each), optimizer.pt (256 MiB) and
+"""A call that Ctrl-C ends in the middle: interrupted.py CALL DIRECTORY. DIRECTORY has big.safetensors (w and v, 1.5 GiB each), optimizer.pt (256 MiB) and
 small.safetensors. Prints "interrupted" if the call ended by KeyboardInterrupt and the interpreter still works."""
 import os
 import signal

@@ -1,5 +1,5 @@
-"""A job that saves in the background and is killed in the middle: killed_saves.py KIND FOLDER WHOM. KIND: THREAD or PROCESS, as async_save has
-them; WHOM: "job" is this process, "saver" the one that saves for it. SAVE FOLDER K saves as any job does, and LOAD FOLDER prints which save
+"""A job that saves in the background and is killed in the middle: killed_saves.py KIND DIRECTORY WHOM. KIND: THREAD or PROCESS, as async_save has
+them; WHOM: "job" is this process, "saver" the one that saves for it. SAVE DIRECTORY K saves as any job does, and LOAD DIRECTORY prints which save
 PyTorch's own reader finds there."""
 import os
 import signal

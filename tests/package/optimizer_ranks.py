@@ -1,8 +1,8 @@
 """tessera.load_sharded_optimizer_state beside PyTorch's own load_sharded_optimizer_state_dict, on gloo:
 
-    optimizer_ranks.py RANKS FOLDER        of 2 ranks or more
+    optimizer_ranks.py RANKS DIRECTORY        of 2 ranks or more
 
-FSDP1 trains on the ranks and saves its SHARDED state as FOLDER/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
+FSDP1 trains on the ranks and saves its SHARDED state as DIRECTORY/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
 parallelism are checked with 2 and 4 ranks. Prints "done"."""
 import enum
 import json
@@ -12,7 +12,7 @@ import tempfile
 import warnings
 
 warnings.filterwarnings("ignore", module="torch")
-sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", folder) for folder in ("golden", "support")]
+sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", directory) for directory in ("golden", "support")]
 
 import tessera
 import torch
@@ -90,10 +90,10 @@ def by_name(value):
     return [by_name(v) for v in value] if isinstance(value, list) else value
 
 
-def both(folder, model_state, key=KEY):
-    theirs = load_sharded_optimizer_state_dict(model_state, key, dcp.FileSystemReader(folder))
-    ours = tessera.load_sharded_optimizer_state(folder, key, model_state)
-    same(ours, theirs, folder)
+def both(directory, model_state, key=KEY):
+    theirs = load_sharded_optimizer_state_dict(model_state, key, dcp.FileSystemReader(directory))
+    ours = tessera.load_sharded_optimizer_state(directory, key, model_state)
+    same(ours, theirs, directory)
     return ours
 
 
@@ -105,14 +105,14 @@ def by_hand():
     return {KEY: {"state": state, "param_groups": groups}, "model": {"0.weight": torch.ones(5, 6)}}
 
 
-def check_fsdp(folder, model_state):
+def check_fsdp(directory, model_state):
     """In 1-D, of checkpoints of any world; and into a new optimizer."""
     model = fsdp_model()
     optimizer = train(model)
-    own = os.path.join(folder, f"from{dist.get_world_size()}")
+    own = os.path.join(directory, f"from{dist.get_world_size()}")
     dcp.save({"model": model.state_dict(), KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=own)
-    for name in sorted(os.listdir(folder)):
-        both(os.path.join(folder, name), model_state)
+    for name in sorted(os.listdir(directory)):
+        both(os.path.join(directory, name), model_state)
     fresh = adam(model)
     loaded = tessera.load_sharded_optimizer_state(own, KEY, model.state_dict())
     fresh.load_state_dict(FSDP.optim_state_dict_to_load(model, fresh, loaded[KEY]))
@@ -135,19 +135,19 @@ def save_forms(made, path):
         torch.save(made, path("hand_legacy.pt"), _use_new_zipfile_serialization=False)
         save_file(flat, path("hand.safetensors"))
         torch.save({KEY: {"state": {0: {"exp_avg": torch.arange(6.0)}, 1: {}}, "param_groups": [{"params": [0, 1]}]}}, path("ids.pt"))
-        for folder, suffix, index, write in (("hand_index", "safetensors", "model.safetensors.index.json", save_file), ("hand_bins", "bin", "pytorch_model.bin.index.json", torch.save)):
-            os.makedirs(path(folder))
+        for directory, suffix, index, write in (("hand_index", "safetensors", "model.safetensors.index.json", save_file), ("hand_bins", "bin", "pytorch_model.bin.index.json", torch.save)):
+            os.makedirs(path(directory))
             for n in (0, 1):
-                write(dict(list(flat.items())[n::2]), path(f"{folder}/{n}.{suffix}"))
-            with open(path(f"{folder}/{index}"), "w") as f:
+                write(dict(list(flat.items())[n::2]), path(f"{directory}/{n}.{suffix}"))
+            with open(path(f"{directory}/{index}"), "w") as f:
                 json.dump({"metadata": {}, "weight_map": {name: f"{n % 2}.{suffix}" for n, name in enumerate(flat)}}, f)
     dist.barrier()
 
 
-def check_forms(folder, model_state):
+def check_forms(directory, model_state):
     """What DCP's names cannot tell is told by torch.save: ids, empty dicts."""
     made = by_hand()
-    path = lambda name: os.path.join(folder, name)
+    path = lambda name: os.path.join(directory, name)
     dcp.save(made, checkpoint_id=path("dcp"))
     save_forms(made, path)
     want = both(path("dcp"), model_state)
@@ -166,7 +166,7 @@ def check_forms(folder, model_state):
     assert set(ids["state"]) == {0, 1} and ids["state"][1] == {} and ids["param_groups"] == [{"params": [0, 1]}], ids
 
 
-def check_tensor_parallel(folder):
+def check_tensor_parallel(directory):
     """FSDP1 over tensor parallel with a mesh: its state is of DTensors, which show no slices, so that PyTorch loads in 1-D."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
@@ -176,18 +176,18 @@ def check_tensor_parallel(folder):
     optimizer = train(model)
     model_state = model.state_dict()
     assert any(type(value) is DTensor for value in model_state.values())
-    dcp.save({KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=folder)
-    both(folder, model_state)
+    dcp.save({KEY: FSDP.optim_state_dict(model, optimizer)}, checkpoint_id=directory)
+    both(directory, model_state)
 
 
-def full_state(folder):
+def full_state(directory):
     """Every tensor whole, by PyTorch."""
     state = {}
-    metadata = dcp.FileSystemReader(folder).read_metadata()
+    metadata = dcp.FileSystemReader(directory).read_metadata()
     for name, value in metadata.state_dict_metadata.items():
         if metadata.planner_data[name][0] == KEY and hasattr(value, "size"):
             state[name] = torch.empty(value.size, dtype=value.properties.dtype)
-    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=directory)
     return state
 
 
@@ -211,12 +211,12 @@ def sliced_state(t, group):
     return state
 
 
-def check_sliced(folder, t, group, by_pytorch=True):
+def check_sliced(directory, t, group, by_pytorch=True):
     """In 2-D every tensor is the slice's rows of the whole one. PyTorch itself loads for groups of ranks 0, 1, … only, and fails where a
     trailing rank's empty shard would begin beyond the tensor."""
     state = sliced_state(t, group)
-    ours = both(folder, state) if group is dist.group.WORLD and by_pytorch else tessera.load_sharded_optimizer_state(folder, KEY, state)
-    flat, full = flatten_state_dict(ours)[0], full_state(folder)
+    ours = both(directory, state) if group is dist.group.WORLD and by_pytorch else tessera.load_sharded_optimizer_state(directory, KEY, state)
+    flat, full = flatten_state_dict(ours)[0], full_state(directory)
     assert set(full) <= set(flat)
     for name, whole in full.items():
         value, parameter = flat[name], name.removeprefix(f"{KEY}.state.").rsplit(".", 1)[0]
@@ -243,9 +243,9 @@ def refused(call, *parts):
     assert message and len(set(texts)) == 1 and all(part in message for part in parts), texts
 
 
-def check_refusals(folder, model_state):
+def check_refusals(directory, model_state):
     rank, group = dist.get_rank(), dist.group.WORLD
-    load = lambda state, key=KEY, path=folder: tessera.load_sharded_optimizer_state(path, key, state)
+    load = lambda state, key=KEY, path=directory: tessera.load_sharded_optimizer_state(path, key, state)
     on_last = lambda state: state if rank == dist.get_world_size() - 1 else model_state
     last = f"rank {dist.get_world_size() - 1}: "
     refused(lambda: load(on_last({**model_state, "extra_state": 5})), last, "'extra_state' of the model's state is of type int, which has no size")
@@ -262,7 +262,7 @@ def check_refusals(folder, model_state):
     refused(lambda: load(on_last(sliced_state(0, group))), "differ: the model's state is 1-D on rank 0, but 2-D (FSDP over tensor parallel) on rank")
     refused(lambda: load(model_state, KEY if rank else "model"), "the optimizer's key is 'model' on rank 0, but 'optimizer' on rank 1")
     refused(lambda: load(model_state, "optim"), "rank 0: ", "no entries under the key 'optim'; at its top it has 'model', 'optimizer'")
-    refused(lambda: load(model_state, path=folder if rank else folder + "-absent"), "rank 0: ", "absent")
+    refused(lambda: load(model_state, path=directory if rank else directory + "-absent"), "rank 0: ", "absent")
     load(model_state)  # nobody is left waiting
 
 
@@ -270,28 +270,28 @@ class Kind(enum.Enum):
     FIRST = 1
 
 
-def check_objects(folder, model_state):
+def check_objects(directory, model_state):
     """What names classes is run by PyTorch only when that is asked for."""
-    path = os.path.join(folder, "objects")
+    path = os.path.join(directory, "objects")
     dcp.save({KEY: {"state": {"0.bias": {"exp_avg": torch.arange(5.0)}}, "param_groups": [{"kind": Kind.FIRST, "params": ["0.bias"]}]}}, checkpoint_id=path)
     refused(lambda: tessera.load_sharded_optimizer_state(path, KEY, model_state), "rank 0: ", "'optimizer.param_groups.0.kind' is not data", "unsafe_objects=True")
     same(tessera.load_sharded_optimizer_state(path, KEY, model_state, unsafe_objects=True), load_sharded_optimizer_state_dict(model_state, KEY, dcp.FileSystemReader(path)), path)
 
 
-def check_warning(folder, model_state):
+def check_warning(directory, model_state):
     lacking = {name: value for name, value in model_state.items() if name != "2.bias"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        tessera.load_sharded_optimizer_state(folder, KEY, lacking)
+        tessera.load_sharded_optimizer_state(directory, KEY, lacking)
     texts = [str(w.message) for w in caught if "optimizer state of" in str(w.message) and w.filename == __file__]
     assert len(texts) == 1 and "1 parameter that the model's state does not have: '2.bias'" in texts[0], texts
 
 
-def run(rank, world, folder, scratch):
+def run(rank, world, directory, scratch):
     torch.set_num_threads(1)
     model_state = fsdp_model().state_dict()
-    own = os.path.join(folder, f"from{world}")
-    check_fsdp(folder, model_state)
+    own = os.path.join(directory, f"from{world}")
+    check_fsdp(directory, model_state)
     forms = os.path.join(scratch, "forms")
     os.makedirs(forms, exist_ok=True)
     check_forms(forms, model_state)

@@ -17,10 +17,10 @@ def check(*command, status=0, timeout=1200, **k):
     return out
 
 
-def made_once(folder, make):
+def made_once(directory, make):
     """What make() prints, from the first process of this run that asks for it; the others wait until it is made."""
-    made = os.path.join(folder, "made")
-    with open(os.path.join(folder, "lock"), "w") as lock:
+    made = os.path.join(directory, "made")
+    with open(os.path.join(directory, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not os.path.exists(made):
             out = make()

@@ -177,9 +177,9 @@ def test_the_gitlab_template_passes_refuses_and_reports(t):
     assert run_gitlab(t, TESSERA_PATHS=os.path.join(SAMPLES, "dcp_tp"), TESSERA_LAYOUT="layout.json")[0] == 1
 
 
-def git(folder, *arguments):
+def git(directory, *arguments):
     options = ("user.name=t", "user.email=t@localhost", "init.defaultBranch=main", "protocol.file.allow=always")
-    return check("git", "-C", folder, *(word for option in options for word in ("-c", option)), *arguments)
+    return check("git", "-C", directory, *(word for option in options for word in ("-c", option)), *arguments)
 
 
 class PreCommit:
@@ -187,9 +187,9 @@ class PreCommit:
 
     def __init__(self, t):
         self.t, self.hooks, self.work = t, t.at("hooks"), t.at("work")
-        for folder in (self.hooks, self.work):
-            os.makedirs(folder)
-            check("git", "init", "-q", folder)
+        for directory in (self.hooks, self.work):
+            os.makedirs(directory)
+            check("git", "init", "-q", directory)
         shutil.copy(os.path.join(ROOT, ".pre-commit-hooks.yaml"), self.hooks)
         git(self.hooks, "add", ".")
         git(self.hooks, "commit", "-q", "-m", "hooks")
@@ -288,8 +288,8 @@ def test_the_example_configuration_of_pre_commit_has_a_layout_per_checkpoint(t):
 def compares_with_base(t, checkpoint, allowed="false"):
     """Runs the last step of drift.yml in a pull request that has this checkpoint. Returns its status and output."""
     origin, clone = t.at("origin"), t.at("clone")
-    for folder in (origin, clone):
-        shutil.rmtree(folder, ignore_errors=True)
+    for directory in (origin, clone):
+        shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(GOOD, os.path.join(origin, "checkpoints/newest"))
     git(origin, "init", "-q")
     git(origin, "add", "-A")

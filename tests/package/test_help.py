@@ -100,7 +100,7 @@ class Shell:
         os.waitpid(self.pid, 0)
 
 
-# Typed so far (after "tessera "), and what must be suggested. The samples' folder is $S.
+# Typed so far (after "tessera "), and what must be suggested. The samples' directory is $S.
 CASES = [
     ("val", ["validate"]),
     ("inspect --ha", ["--hash"]),

@@ -107,12 +107,12 @@ def listing():
     return rows
 
 
-def check_programs(folder, env=None):
-    got = set(check(os.path.join(folder, "list"), CHECKPOINT, env=env).splitlines())
+def check_programs(directory, env=None):
+    got = set(check(os.path.join(directory, "list"), CHECKPOINT, env=env).splitlines())
     wanted = listing()
     assert got == wanted, got ^ wanted
     biases = sum(row.split()[0].endswith("bias") for row in wanted)
-    assert check(os.path.join(folder, "count"), CHECKPOINT, env=env).split() == [str(len(wanted)), str(biases)] and biases
+    assert check(os.path.join(directory, "count"), CHECKPOINT, env=env).split() == [str(len(wanted)), str(biases)] and biases
 
 
 def test_a_cmake_project_builds_against_the_installed_tree(t):

@@ -7,12 +7,12 @@ import subprocess
 from harness import ROOT, SAMPLES
 from shell import TOOLS, check
 
-FOLDER = os.path.join(ROOT, "samples/kubernetes")
+DIRECTORY = os.path.join(ROOT, "samples/kubernetes")
 LOADER = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))"
 
 
 def manifests(name):
-    return {d["metadata"]["name"]: d for d in json.loads(check(os.path.join(TOOLS, "bin/python"), "-c", LOADER, os.path.join(FOLDER, name)))}
+    return {d["metadata"]["name"]: d for d in json.loads(check(os.path.join(TOOLS, "bin/python"), "-c", LOADER, os.path.join(DIRECTORY, name)))}
 
 
 def container(manifest):
@@ -40,12 +40,12 @@ def ended(process, status=0):
 
 
 def test_the_manifests_follow_the_published_schemas(t):
-    for name in sorted(os.listdir(FOLDER)):
+    for name in sorted(os.listdir(DIRECTORY)):
         if name.endswith(".yaml"):
             for version in ("1.33.0", "1.36.0"):
-                check(os.path.join(TOOLS, "bin/kubernetes-validate"), "-k", version, "--strict", os.path.join(FOLDER, name))
+                check(os.path.join(TOOLS, "bin/kubernetes-validate"), "-k", version, "--strict", os.path.join(DIRECTORY, name))
     wrong = t.at("wrong.yaml")
-    with open(os.path.join(FOLDER, "exec.yaml")) as f, open(wrong, "w") as to:
+    with open(os.path.join(DIRECTORY, "exec.yaml")) as f, open(wrong, "w") as to:
         to.write(f.read().replace("completionMode:", "completionsMode:"))
     p = subprocess.run([os.path.join(TOOLS, "bin/kubernetes-validate"), "-k", "1.33.0", "--strict", wrong], capture_output=True, text=True)
     assert p.returncode != 0 and "completionsMode" in p.stdout + p.stderr, p
@@ -75,7 +75,7 @@ def test_shares_in_any_order_are_published_by_the_job_that_waits(t):
     said = ended(waiting)
     assert "cannot finish" in said or "another process is writing" in said, said
     t.run("reshard", source, t.at("want"), "--mesh", "dp=5", "--placements", "shard(0)", "--dtype", "bfloat16")
-    read = lambda folder: {n: open(os.path.join(folder, n), "rb").read() for n in sorted(os.listdir(folder))}
+    read = lambda directory: {n: open(os.path.join(directory, n), "rb").read() for n in sorted(os.listdir(directory))}
     assert read(dest) == read(t.at("want"))
     ended(start(t, finish, paths, **env))  # its pod was lost after the publication
     ended(start(t, shares, paths, JOB_COMPLETION_INDEX="6", **env))  # as was that of a share
@@ -88,8 +88,8 @@ def test_old_checkpoints_go_and_an_outage_is_a_failed_job(t):
     run = t.at("runs/llama-3b")
     for step in (100, 200, 300, 400, 500):
         shutil.copytree(os.path.join(SAMPLES, "dcp_fsdp2"), os.path.join(run, f"step-{step}"))
-        for folder, _, files in os.walk(os.path.join(run, f"step-{step}")):
-            for path in [folder, *(os.path.join(folder, f) for f in files)]:
+        for directory, _, files in os.walk(os.path.join(run, f"step-{step}")):
+            for path in [directory, *(os.path.join(directory, f) for f in files)]:
                 os.utime(path, (1_700_000_000 + step, 1_700_000_000 + step))
     os.remove(os.path.join(run, "step-500/.metadata"))
     env = {"RUN": run, "KEEP": "2", "KEEP_EVERY": "1000"}

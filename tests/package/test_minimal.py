@@ -18,7 +18,7 @@ PACKAGES = ["libisal-dev", "libssl-dev", "libcurl4-openssl-dev", "libxxhash-dev"
 BUILD = os.path.join(ROOT, "build/minimal")  # next to the others and of the same type, so that ccache knows most of it
 KEPT = tempfile.TemporaryDirectory(prefix="tessera-minimal-")  # until the interpreter ends; tests run in several processes
 
-# Prints what Open MPI's compiler prints without libopenmpi-dev: folders that do not exist.
+# Prints what Open MPI's compiler prints without libopenmpi-dev: directories that do not exist.
 MPICC = """#!/bin/sh
 case $1 in
     -show*) echo gcc -I/nonexistent/openmpi/include -L/nonexistent/openmpi/lib -lmpi ;;
@@ -32,8 +32,8 @@ def configure(*options):
     packages = os.path.join(KEPT.name, "pkgconfig")
     if not os.path.exists(packages):
         os.mkdir(packages)
-        folder = check("pkg-config", "--variable=pcfiledir", "libcjson").strip()
-        os.symlink(os.path.join(folder, "libcjson.pc"), os.path.join(packages, "libcjson.pc"))
+        directory = check("pkg-config", "--variable=pcfiledir", "libcjson").strip()
+        os.symlink(os.path.join(directory, "libcjson.pc"), os.path.join(packages, "libcjson.pc"))
     compiler = os.path.join(KEPT.name, "mpicc")
     with open(compiler, "w") as f:
         f.write(MPICC)

@@ -11,7 +11,7 @@ from test_python import INSTALLED
 
 PLACE = os.path.join(ROOT, ".local/package-notebook")
 PINS = ("nbclient==0.11.0", "nbformat==5.11.1", "ipykernel==7.4.0", "matplotlib==3.11.2", "numpy==2.4.6", "tqdm==4.70.1")
-FOLDER = os.path.join(ROOT, "samples/notebook")
+DIRECTORY = os.path.join(ROOT, "samples/notebook")
 EXECUTE = """
 import json, sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
@@ -42,7 +42,7 @@ def python():
 
 def executed(t, path):
     env = {**os.environ, "PYTHONPATH": INSTALLED, "HOME": t.scratch, "IPYTHONDIR": t.at("ipython"), "MPLCONFIGDIR": t.at("mpl")}
-    check(python(), "-c", EXECUTE, path, FOLDER, t.at("executed.ipynb"), env=env)
+    check(python(), "-c", EXECUTE, path, DIRECTORY, t.at("executed.ipynb"), env=env)
     with open(t.at("executed.ipynb")) as f:
         return json.load(f)["cells"]
 
@@ -55,11 +55,11 @@ def shown(cells):
 
 
 def test_the_notebook_shows_what_is_committed(t):
-    with open(os.path.join(FOLDER, "checkpoint.ipynb")) as f:
+    with open(os.path.join(DIRECTORY, "checkpoint.ipynb")) as f:
         text = f.read()
     committed = json.loads(text)["cells"]
     assert ROOT not in text and "/home/" not in text and "/tmp" not in text
-    cells = executed(t, os.path.join(FOLDER, "checkpoint.ipynb"))
+    cells = executed(t, os.path.join(DIRECTORY, "checkpoint.ipynb"))
     assert [cell["source"] for cell in cells] == [cell["source"] for cell in committed]
     assert shown(cells) == shown(committed)
     seen = [output for cell in shown(cells) for output in cell]

@@ -16,7 +16,7 @@ from test_python_torch import fails
 from shell import check
 
 GOLDEN = os.path.join(ROOT, "tests/golden")
-TRAINER = os.path.join(GOLDEN, "folders/trainer")
+TRAINER = os.path.join(GOLDEN, "directories/trainer")
 FSDP2, TP = os.path.join(SAMPLES, "dcp_fsdp2"), os.path.join(SAMPLES, "dcp_tp_fsdp2")
 ASIDE = {"json", "format", "output", "print", "tree", "color", "quiet", "no-progress", "list-rules", "fail-on", "no-mpi", "help", "version", "changed-files"}
 
@@ -31,8 +31,8 @@ def counts(document):
 
 
 def same_files(a, b):
-    found = {os.path.relpath(os.path.join(folder, name), a) for folder, _, names in os.walk(a) for name in names}
-    assert found == {os.path.relpath(os.path.join(folder, name), b) for folder, _, names in os.walk(b) for name in names} and found
+    found = {os.path.relpath(os.path.join(directory, name), a) for directory, _, names in os.walk(a) for name in names}
+    assert found == {os.path.relpath(os.path.join(directory, name), b) for directory, _, names in os.walk(b) for name in names} and found
     for name in found:
         assert filecmp.cmp(os.path.join(a, name), os.path.join(b, name), shallow=False), name
 

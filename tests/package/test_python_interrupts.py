@@ -32,7 +32,7 @@ def sparse(path, names, rows):
 
 
 def everything(path):
-    return sorted(os.path.relpath(os.path.join(folder, name), path) for folder, folders, names in os.walk(path) for name in folders + names)
+    return sorted(os.path.relpath(os.path.join(directory, name), path) for directory, directories, names in os.walk(path) for name in directories + names)
 
 
 def test_ctrl_c_in_every_long_call_leaves_nothing_and_the_interpreter_works(t):

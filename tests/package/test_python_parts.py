@@ -13,7 +13,7 @@ from test_python_torch import fails
 from torch_names import dcp
 
 GOLDEN = os.path.join(ROOT, "tests/golden")
-TRAINER = os.path.join(GOLDEN, "folders/trainer")
+TRAINER = os.path.join(GOLDEN, "directories/trainer")
 ZERO3 = os.path.join(GOLDEN, "deepspeed/zero3_bf16")
 DCP = os.path.join(SAMPLES, "dcp_fsdp2")
 

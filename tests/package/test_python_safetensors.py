@@ -39,7 +39,7 @@ def save(path, state, writes=None, **options):
 
 
 def files_below(path):
-    return sorted(os.path.relpath(os.path.join(folder, name), path) for folder, _, names in os.walk(path) for name in names)
+    return sorted(os.path.relpath(os.path.join(directory, name), path) for directory, _, names in os.walk(path) for name in names)
 
 
 def same(a, b):

@@ -63,8 +63,8 @@ def stuck(t, destination, *options):
 
 def beside(destination):
     """What the program has next to a destination before it is published."""
-    folder, name = os.path.split(destination)
-    return [n for n in os.listdir(folder) if n.startswith(f".{name}.tessera-")]
+    directory, name = os.path.split(destination)
+    return [n for n in os.listdir(directory) if n.startswith(f".{name}.tessera-")]
 
 
 def hidden(path):

@@ -283,11 +283,11 @@ def test_of_tied_tensors_the_last_name_counts_as_in_load_state_dict(t):
 # ---- checksums ----
 
 
-def _flip(folder, tensor, byte=70_001):
+def _flip(directory, tensor, byte=70_001):
     """Changes one byte of a tensor in the files below a directory. The bytes before it are looked for, so they must be unique."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     before = data[byte - 64:byte].numpy().tobytes()
-    for at, _, names in os.walk(folder):
+    for at, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(at, name)
             with open(path, "r+b") as f:
@@ -721,8 +721,8 @@ def test_what_another_program_saves_meanwhile_is_not_replaced(t):
         real = os.fsync
 
         def fsync(fd):  # other tests save at the same time
-            folder, name = os.path.split(os.readlink(f"/proc/self/fd/{fd}"))
-            if folder == os.path.realpath(path) and name.endswith(".metadata"):
+            directory, name = os.path.split(os.readlink(f"/proc/self/fd/{fd}"))
+            if directory == os.path.realpath(path) and name.endswith(".metadata"):
                 act()
             return real(fd)
         os.fsync = fsync

@@ -29,7 +29,7 @@ def test_the_dockerfile_installs_what_the_build_needs(t):
 def source_tree(t):
     """What a packager has after web/build: the files of the repository without samples, which no package needs."""
     tree = t.at("source")
-    shutil.copytree(ROOT, tree, ignore=lambda folder, names: [n for n in names if n in ("build", ".local", ".git", "node_modules", "checkpoints", "__pycache__")])
+    shutil.copytree(ROOT, tree, ignore=lambda directory, names: [n for n in names if n in ("build", ".local", ".git", "node_modules", "checkpoints", "__pycache__")])
     return tree
 
 

@@ -1,4 +1,4 @@
-"""Ranks of another version of PyTorch that save and load with the package: version_ranks.py PACKAGE FOLDER. Each way that worked on all
+"""Ranks of another version of PyTorch that save and load with the package: version_ranks.py PACKAGE DIRECTORY. Each way that worked on all
 ranks is a line of stdout."""
 import os
 import sys
@@ -66,8 +66,8 @@ def compare(got, want, name="state"):
 class Ways:
     """A method is one way; all ranks go it together."""
 
-    def __init__(self, rank, world, folder):
-        self.rank, self.folder, self.mesh = rank, folder, init_device_mesh("cpu", (world,))
+    def __init__(self, rank, world, directory):
+        self.rank, self.directory, self.mesh = rank, directory, init_device_mesh("cpu", (world,))
 
     def state(self, k):
         return state_of(self.rank, k, self.mesh)
@@ -89,7 +89,7 @@ class Ways:
         dist.barrier()
 
     def save(self):
-        path = os.path.join(self.folder, "ours")
+        path = os.path.join(self.directory, "ours")
         for k, options in enumerate(({}, {"overwrite": True})):
             dcp.save(self.state(k), storage_writer=tessera.torch.StorageWriter(path, **options))
             self.loads(path, k)
@@ -102,12 +102,12 @@ class Ways:
         self.loads(path, 1)
 
     def pytorchs_own_writer(self):
-        path = os.path.join(self.folder, "theirs")
+        path = os.path.join(self.directory, "theirs")
         dcp.save(self.state(3), storage_writer=FileSystemWriter(path))
         self.loads(path, 3)
 
     def in_background(self, name, k, **options):
-        state, path = self.state(k), os.path.join(self.folder, name)
+        state, path = self.state(k), os.path.join(self.directory, name)
         saving = dcp.async_save(state, storage_writer=tessera.torch.StorageWriter(path), **options)
         if VERSION >= (2, 4):  # which stages tensors of the CPU, too
             state["model"]["plain"].add_(100)
@@ -129,7 +129,7 @@ class Ways:
             from torch.distributed.fsdp import fully_shard
         except ImportError:  # before 2.6
             from torch.distributed._composable.fsdp import fully_shard
-        path, module = os.path.join(self.folder, "fsdp2"), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+        path, module = os.path.join(self.directory, "fsdp2"), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
         fully_shard(module, mesh=self.mesh)
         state = module.state_dict()
         want = {name: value._local_tensor.clone() for name, value in state.items()}
@@ -146,7 +146,7 @@ class Ways:
         from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
         from torch.distributed.fsdp import StateDictType
-        path = os.path.join(self.folder, "optimizer")
+        path = os.path.join(self.directory, "optimizer")
         module = FSDP(torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)), device_id=torch.device("cpu"), use_orig_params=True)
         FSDP.set_state_dict_type(module, StateDictType.SHARDED_STATE_DICT)
         model = module.state_dict()
@@ -161,8 +161,8 @@ class Ways:
         compare(load_sharded_optimizer_state_dict(model, "optim", tessera.torch.StorageReader(path)), want)
 
 
-def go(rank, world, folder):
-    place = [tempfile.mkdtemp(dir=folder) if rank == 0 else None]
+def go(rank, world, directory):
+    place = [tempfile.mkdtemp(dir=directory) if rank == 0 else None]
     dist.broadcast_object_list(place)
     ways = Ways(rank, world, place[0])
     names = ["save", "pytorchs_own_writer", "async_save", "fsdp2", "optimizer_state"] + (["async_save_in_a_process"] if VERSION >= (2, 7) else [])

@@ -19,12 +19,12 @@
 #define real tsr_sys_real
 extern const tsr_sys tsr_sys_real; /* io/sys.c, compiled with this name for its table */
 
-typedef enum change_kind { BYTES, SIZE, CREATED, FOLDER_MADE, RENAMED, EXCHANGED, REMOVED } change_kind;
+typedef enum change_kind { BYTES, SIZE, CREATED, DIRECTORY_MADE, RENAMED, EXCHANGED, REMOVED } change_kind;
 
 typedef struct change {
     change_kind kind;
     bool synced;
-    ino_t made;  /* for FOLDER_MADE and REMOVED: inode of the directory itself */
+    ino_t made;  /* for DIRECTORY_MADE and REMOVED: inode of the directory itself */
     ino_t owner; /* inode of the file for BYTES and SIZE, else of the directory */
     int fd;      /* a duplicate of the file's or the directory's descriptor */
     uint64_t offset, size;
@@ -32,7 +32,7 @@ typedef struct change {
     char *bytes;        /* the bytes before the change */
     char name[256], to[256];
     int stashed; /* number under which the replaced or removed file is kept in the stash, or -1 */
-    bool is_folder;
+    bool is_directory;
 } change;
 
 static struct {
@@ -70,15 +70,15 @@ static unsigned draw(unsigned below)
 
 /* ---- undoing ---- */
 
-static void unstash(int number, int folder, const char *name)
+static void unstash(int number, int directory, const char *name)
 {
     char stashed[32];
     snprintf(stashed, sizeof stashed, "%d", number);
-    assert(renameat(state.stash, stashed, folder, name) == 0); /* the file has one name again */
+    assert(renameat(state.stash, stashed, directory, name) == 0); /* the file has one name again */
 }
 
 /* Makes a removed directory again. Changes in the removed directory are then undone in the new one. */
-static void bring_back_folder(const change *removed)
+static void bring_back_directory(const change *removed)
 {
     assert(mkdirat(removed->fd, removed->name, 0777) == 0);
     const int fd = openat(removed->fd, removed->name, O_RDONLY | O_DIRECTORY);
@@ -98,14 +98,14 @@ static void undo(const change *c)
         break;
     case SIZE: assert(ftruncate(c->fd, (off_t)c->file_size) == 0); break;
     case CREATED: assert(unlinkat(c->fd, c->name, 0) == 0); break;
-    case FOLDER_MADE: assert(unlinkat(c->fd, c->name, AT_REMOVEDIR) == 0); break;
+    case DIRECTORY_MADE: assert(unlinkat(c->fd, c->name, AT_REMOVEDIR) == 0); break;
     case RENAMED:
         assert(renameat(c->fd, c->to, c->fd, c->name) == 0);
         if (c->stashed >= 0) unstash(c->stashed, c->fd, c->to);
         break;
     case EXCHANGED: assert(real.exchange(&real, c->fd, c->name, c->to) == 0); break;
     case REMOVED:
-        if (c->is_folder) bring_back_folder(c);
+        if (c->is_directory) bring_back_directory(c);
         else unstash(c->stashed, c->fd, c->name);
         break;
     }
@@ -136,15 +136,15 @@ static void lose_power(void)
     for (size_t i = 0; i < state.count; i++) gone[i] = !stays(i);
     /* In a directory that stays removed, nothing can come back. */
     for (size_t i = 0; i < state.count; i++) {
-        const change *folder = &state.changes[i];
-        if (folder->kind != REMOVED || !folder->is_folder || gone[i]) continue;
+        const change *directory = &state.changes[i];
+        if (directory->kind != REMOVED || !directory->is_directory || gone[i]) continue;
         for (size_t k = 0; k < i; k++) {
-            if (state.changes[k].kind >= CREATED && state.changes[k].owner == folder->made) gone[k] = false;
+            if (state.changes[k].kind >= CREATED && state.changes[k].owner == directory->made) gone[k] = false;
         }
     }
     /* A directory can only be unmade when it is empty, so the changes inside it are undone first. */
     for (size_t i = state.count; i-- > 0;) {
-        if (!gone[i] || state.changes[i].kind != FOLDER_MADE) continue;
+        if (!gone[i] || state.changes[i].kind != DIRECTORY_MADE) continue;
         for (size_t k = i + 1; k < state.count; k++) {
             const change *c = &state.changes[k];
             if (c->kind >= CREATED && c->owner == state.changes[i].made) gone[k] = true;
@@ -192,11 +192,11 @@ static bool noting(void)
 
 /* Gives a file that is about to be replaced or removed a second name, in the stash. Returns the file's number there, or
  * -1. */
-static int put_aside(int folder, const char *name)
+static int put_aside(int directory, const char *name)
 {
     char stashed[32];
     snprintf(stashed, sizeof stashed, "%d", state.stashed);
-    return linkat(folder, name, state.stash, stashed, 0) == 0 ? state.stashed++ : -1;
+    return linkat(directory, name, state.stash, stashed, 0) == 0 ? state.stashed++ : -1;
 }
 
 static void note_synced(int fd)
@@ -213,14 +213,14 @@ static void note_synced(int fd)
 
 /* ---- the calls ---- */
 
-static int c_open_at(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)
+static int c_open_at(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode)
 {
     struct stat info;
-    if (!(flags & O_CREAT)) return real.open_at(sys, folder, name, flags, mode);
+    if (!(flags & O_CREAT)) return real.open_at(sys, directory, name, flags, mode);
     before_call();
-    const bool fresh = fstatat(folder, name, &info, 0) != 0;
-    const int fd = real.open_at(sys, folder, name, flags, mode);
-    if (fd >= 0 && fresh && noting()) strcpy(note(CREATED, folder)->name, name);
+    const bool fresh = fstatat(directory, name, &info, 0) != 0;
+    const int fd = real.open_at(sys, directory, name, flags, mode);
+    if (fd >= 0 && fresh && noting()) strcpy(note(CREATED, directory)->name, name);
     after_call();
     return fd;
 }
@@ -271,28 +271,28 @@ static int c_sync(const tsr_sys *sys, int fd)
     return 0;
 }
 
-static int c_make_folder(const tsr_sys *sys, int folder, const char *name, unsigned mode)
+static int c_make_directory(const tsr_sys *sys, int directory, const char *name, unsigned mode)
 {
     before_call();
-    const int done = real.make_folder(sys, folder, name, mode);
+    const int done = real.make_directory(sys, directory, name, mode);
     if (done == 0 && noting()) {
         struct stat info;
-        change *c = note(FOLDER_MADE, folder);
+        change *c = note(DIRECTORY_MADE, directory);
         strcpy(c->name, name);
-        assert(fstatat(folder, name, &info, 0) == 0);
+        assert(fstatat(directory, name, &info, 0) == 0);
         c->made = info.st_ino;
     }
     after_call();
     return done;
 }
 
-static int renamed(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to, bool replace)
+static int renamed(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to, bool replace)
 {
     before_call();
-    const int aside = noting() && replace ? put_aside(to_folder, to) : -1;
-    const int done = (replace ? real.rename : real.rename_new)(sys, folder, from, to_folder, to);
+    const int aside = noting() && replace ? put_aside(to_directory, to) : -1;
+    const int done = (replace ? real.rename : real.rename_new)(sys, directory, from, to_directory, to);
     if (done == 0 && noting()) {
-        change *c = note(RENAMED, folder);
+        change *c = note(RENAMED, directory);
         strcpy(c->name, from);
         strcpy(c->to, to);
         c->stashed = aside;
@@ -301,22 +301,22 @@ static int renamed(const tsr_sys *sys, int folder, const char *from, int to_fold
     return done;
 }
 
-static int c_rename(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int c_rename(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
-    return renamed(sys, folder, from, to_folder, to, true);
+    return renamed(sys, directory, from, to_directory, to, true);
 }
 
-static int c_rename_new(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to)
+static int c_rename_new(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to)
 {
-    return renamed(sys, folder, from, to_folder, to, false);
+    return renamed(sys, directory, from, to_directory, to, false);
 }
 
-static int c_exchange(const tsr_sys *sys, int folder, const char *a, const char *b)
+static int c_exchange(const tsr_sys *sys, int directory, const char *a, const char *b)
 {
     before_call();
-    const int done = real.exchange(sys, folder, a, b);
+    const int done = real.exchange(sys, directory, a, b);
     if (done == 0 && noting()) {
-        change *c = note(EXCHANGED, folder);
+        change *c = note(EXCHANGED, directory);
         strcpy(c->name, a);
         strcpy(c->to, b);
     }
@@ -324,27 +324,27 @@ static int c_exchange(const tsr_sys *sys, int folder, const char *a, const char 
     return done;
 }
 
-static int c_link(const tsr_sys *sys, int folder, const char *name, int to_folder, const char *to)
+static int c_link(const tsr_sys *sys, int directory, const char *name, int to_directory, const char *to)
 {
     before_call();
-    const int done = real.link(sys, folder, name, to_folder, to);
-    if (done == 0 && noting()) strcpy(note(CREATED, to_folder)->name, to);
+    const int done = real.link(sys, directory, name, to_directory, to);
+    if (done == 0 && noting()) strcpy(note(CREATED, to_directory)->name, to);
     after_call();
     return done;
 }
 
-static int c_unlink(const tsr_sys *sys, int folder, const char *name, bool is_folder)
+static int c_unlink(const tsr_sys *sys, int directory, const char *name, bool is_directory)
 {
     before_call();
     struct stat info = {0};
-    const int aside = noting() && !is_folder ? put_aside(folder, name) : -1;
-    if (is_folder && fstatat(folder, name, &info, 0) != 0) info.st_ino = 0;
-    const int done = real.unlink(sys, folder, name, is_folder);
+    const int aside = noting() && !is_directory ? put_aside(directory, name) : -1;
+    if (is_directory && fstatat(directory, name, &info, 0) != 0) info.st_ino = 0;
+    const int done = real.unlink(sys, directory, name, is_directory);
     if (done == 0 && noting()) {
-        change *c = note(REMOVED, folder);
+        change *c = note(REMOVED, directory);
         strcpy(c->name, name);
         c->stashed = aside;
-        c->is_folder = is_folder;
+        c->is_directory = is_directory;
         c->made = info.st_ino;
     }
     after_call();
@@ -356,13 +356,13 @@ static int c_close(const tsr_sys *sys, int fd)
 {
     return real.close(sys, fd);
 }
-static int c_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+static int c_stat_at(const tsr_sys *sys, int directory, const char *name, struct stat *out)
 {
-    return real.stat_at(sys, folder, name, out);
+    return real.stat_at(sys, directory, name, out);
 }
-static int c_link_stat_at(const tsr_sys *sys, int folder, const char *name, struct stat *out)
+static int c_link_stat_at(const tsr_sys *sys, int directory, const char *name, struct stat *out)
 {
-    return real.link_stat_at(sys, folder, name, out);
+    return real.link_stat_at(sys, directory, name, out);
 }
 static int c_stat(const tsr_sys *sys, int fd, struct stat *out)
 {
@@ -405,7 +405,7 @@ const tsr_sys tsr_sys_posix = {
     .truncate = c_truncate,
     .begin_sync = c_begin_sync,
     .sync = c_sync,
-    .make_folder = c_make_folder,
+    .make_directory = c_make_directory,
     .rename = c_rename,
     .exchange = c_exchange,
     .link = c_link,

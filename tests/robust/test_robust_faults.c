@@ -20,7 +20,7 @@
 #include "tessera/diff.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/check.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/validate.h"
 
@@ -128,7 +128,7 @@ static outcome run(const char *path, const tsr_sys *sys, const tsr_allocator *al
     tsr_store *store = NULL;
     tsr_error err = {0};
     host.allocator = allocator;
-    if (!note_status(&out, tsr_folder_store_open(sys, allocator, path, &store, &err), &err) || !store) return out;
+    if (!note_status(&out, tsr_directory_store_open(sys, allocator, path, &store, &err), &err) || !store) return out;
     note_checkpoint(&out, store, &host);
     store->close(store);
     return out;
@@ -229,13 +229,13 @@ static int list_samples(void **state)
 {
     (void)state;
     static const char root[] = TSR_TEST_DATA "/samples/checkpoints";
-    DIR *folder = opendir(root);
-    if (!folder) return -1;
-    for (struct dirent *item; (item = readdir(folder)) && path_count < PATHS;) {
+    DIR *directory = opendir(root);
+    if (!directory) return -1;
+    for (struct dirent *item; (item = readdir(directory)) && path_count < PATHS;) {
         if (item->d_name[0] == '.' || strchr(item->d_name, '.')) continue;
         snprintf(paths[path_count++], PATH_CHARS, "%s/%s", root, item->d_name);
     }
-    closedir(folder);
+    closedir(directory);
     qsort(paths, path_count, sizeof *paths, by_text);
     tsr_native_host_open(&native, 1);
     return path_count > 100 ? 0 : -1;

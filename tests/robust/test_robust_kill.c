@@ -339,10 +339,10 @@ static void resume(const job *j, char before, const char *when)
     expect_end(j, before, when);
 }
 
-static int count_files(const char *folder)
+static int count_files(const char *directory)
 {
     struct dirent **items;
-    const int count = scandir(at(folder), &items, NULL, NULL);
+    const int count = scandir(at(directory), &items, NULL, NULL);
     assert_true(count >= 0);
     for (int i = 0; i < count; i++) free(items[i]);
     free(items);

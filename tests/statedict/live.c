@@ -5,7 +5,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 
@@ -507,14 +507,14 @@ void live_last_element(const char *path, const char *name, live_byte *out)
     tsr_view view;
     tsr_error err = {0};
     tsr_arena *arena = tsr_arena_new(host.allocator, 0, &err);
-    assert_int_equal(tsr_folder_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
+    assert_int_equal(tsr_directory_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
     if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
     const tsr_entry *entry = tsr_checkpoint_entry(checkpoint, tsr_str_from(name));
     const tsr_chunk *chunk = &entry->chunks[entry->chunk_count - 1];
     assert_int_equal(tsr_checkpoint_locate(checkpoint, entry, chunk, arena, &view, &err), TSR_OK);
-    const bool is_folder = store->primary == TSR_NO_FILE;
-    snprintf(out->path, sizeof out->path, "%s%s%.*s", path, is_folder ? "/" : "",
-             is_folder ? (int)store->files[view.file].name.size : 0, store->files[view.file].name.data);
+    const bool is_directory = store->primary == TSR_NO_FILE;
+    snprintf(out->path, sizeof out->path, "%s%s%.*s", path, is_directory ? "/" : "",
+             is_directory ? (int)store->files[view.file].name.size : 0, store->files[view.file].name.data);
     out->at = (long)(view.byte_offset + chunk->sizes[0] * chunk->sizes[1] * 4 - 1);
     tsr_arena_free(arena);
     tsr_checkpoint_close(checkpoint);

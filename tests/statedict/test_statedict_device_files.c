@@ -196,19 +196,19 @@ static tsr_status save_and_load(const char *path, const tsr_host *host, tsr_devi
     return status;
 }
 
-static char folder[] = "/tmp/tessera_device_files_XXXXXX";
+static char directory[] = "/tmp/tessera_device_files_XXXXXX";
 
-static int open_folder(void **state)
+static int open_directory(void **state)
 {
     (void)state;
-    return mkdtemp(folder) ? 0 : 1;
+    return mkdtemp(directory) ? 0 : 1;
 }
 
-static int remove_folder(void **state)
+static int remove_directory(void **state)
 {
     char command[64];
     (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
     return system(command);
 }
 
@@ -222,7 +222,7 @@ static void test_statedict_device_files__halves_take_turns_within_bounds(void **
     tsr_error err = {0};
     late_open(&from, UINT32_MAX);
     late_open(&to, UINT32_MAX);
-    snprintf(path, sizeof path, "%s/halves", folder);
+    snprintf(path, sizeof path, "%s/halves", directory);
     if (save_and_load(path, &host, &from.base, &to.base, &right, &err) != TSR_OK) fail_msg("%s", err.message);
     assert_true(right);
     assert_int_equal(from.most_pinned, BUFFER);
@@ -241,7 +241,7 @@ static void test_statedict_device_files__every_failing_call_of_a_device_is_told(
     (void)state;
     static late_device from, to;
     char path[80];
-    snprintf(path, sizeof path, "%s/fails", folder);
+    snprintf(path, sizeof path, "%s/fails", directory);
     for (int loads = 0; loads < 2; loads++) {
         uint32_t told = 0, survived = 0;
         for (uint32_t n = 0;; n++) {
@@ -277,5 +277,5 @@ int main(void)
         cmocka_unit_test(test_statedict_device_files__halves_take_turns_within_bounds),
         cmocka_unit_test(test_statedict_device_files__every_failing_call_of_a_device_is_told),
     };
-    return cmocka_run_group_tests(tests, open_folder, remove_folder);
+    return cmocka_run_group_tests(tests, open_directory, remove_directory);
 }

@@ -118,10 +118,10 @@ static tsr_status run_operation(const world *w, operation what, tsr_comm *comm, 
 /* Whether unpublished outputs or journals are left. */
 static bool left_behind(void)
 {
-    DIR *folder = opendir(ranks_scratch());
+    DIR *directory = opendir(ranks_scratch());
     bool found = false;
-    for (struct dirent *item; folder && (item = readdir(folder));) found = found || strstr(item->d_name, ".tessera-");
-    if (folder) closedir(folder);
+    for (struct dirent *item; directory && (item = readdir(directory));) found = found || strstr(item->d_name, ".tessera-");
+    if (directory) closedir(directory);
     return found;
 }
 

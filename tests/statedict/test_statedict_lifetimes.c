@@ -394,20 +394,20 @@ static void test_statedict_lifetimes__states_of_units_outlive_them(void **state)
 
 /* ---- from a checkpoint ---- */
 
-static char folder[] = "/tmp/tessera_lifetimes_XXXXXX";
+static char directory[] = "/tmp/tessera_lifetimes_XXXXXX";
 
 static void test_statedict_lifetimes__loaded_optimizers_outlive_model_and_checkpoint(void **state)
 {
     const tsr_host *host = *state;
-    char path[sizeof folder + 8];
+    char path[sizeof directory + 8];
     program p;
     tsr_state_dict *saved, *model, *loaded;
     tsr_layout_2d layout;
     tsr_error err = {0};
     tsr_comm *comm;
-    assert_non_null(mkdtemp(folder));
+    assert_non_null(mkdtemp(directory));
     OK(tsr_comm_self(host->allocator, &comm, NULL));
-    snprintf(path, sizeof path, "%s/saved", folder);
+    snprintf(path, sizeof path, "%s/saved", directory);
     OK(begin_compiled(&p, host, NULL));
     OK(tsr_state_dict_new(host, &saved, NULL));
     OK(tsr_state_dict_new(host, &model, NULL));
@@ -445,8 +445,8 @@ static int open_host(void **state)
 
 static int close_host(void **state)
 {
-    char command[sizeof folder + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    char command[sizeof directory + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
     (void)state;
     return system(command);
 }

@@ -20,7 +20,7 @@
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 
 enum { TENSORS = 6 };
@@ -108,7 +108,7 @@ static tsr_status load(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-static void remove_folder(const char *path)
+static void remove_directory(const char *path)
 {
     char command[512];
     snprintf(command, sizeof command, "rm -rf '%s'", path);
@@ -116,9 +116,9 @@ static void remove_folder(const char *path)
 }
 
 /* Removes the directory in one process of mpirun, or in the only process. */
-static tsr_status settle_folder(void *arg, tsr_comm *comm, tsr_error *err)
+static tsr_status settle_directory(void *arg, tsr_comm *comm, tsr_error *err)
 {
-    if (comm->rank == 0) remove_folder(arg);
+    if (comm->rank == 0) remove_directory(arg);
     return tsr_comm_barrier(comm, err);
 }
 
@@ -142,7 +142,7 @@ static void test_statedict_save_load__any_world_to_any_other(void **state)
         if (ranks_count(4) < 4 && (world[0] > ranks_count(4) || world[1] > ranks_count(4))) continue;
         live_run(world[0], save, &j);
         live_run(world[1], load, &loading);
-        live_run(1, settle_folder, path);
+        live_run(1, settle_directory, path);
     }
 }
 
@@ -158,7 +158,7 @@ static void test_statedict_save_load__sound_and_without_copies(void **state)
     tsr_store *store;
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
-    assert_int_equal(tsr_folder_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
+    assert_int_equal(tsr_directory_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
     if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     assert_int_equal(catalog->entry_count, TENSORS + 2);
@@ -206,20 +206,20 @@ static tsr_status save_refused(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-static void put_file(const char *folder, const char *name)
+static void put_file(const char *directory, const char *name)
 {
     char path[500];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s/%s", directory, name);
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     assert_int_equal(fwrite("mine", 1, 4, file), 4);
     fclose(file);
 }
 
-static void expect_file(const char *folder, const char *name)
+static void expect_file(const char *directory, const char *name)
 {
     char path[500], text[5] = "";
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s/%s", directory, name);
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
     assert_int_equal(fread(text, 1, 5, file), 4);
@@ -482,7 +482,7 @@ static void test_statedict_save_load__damage_is_noticed(void **state)
         snprintf(command, sizeof command, "cp -r '%s/samples/checkpoints/%s' '%s'", TSR_TEST_DATA, forms[i][0], path);
         live_run(2, run_command, command);
         check_damage(path, forms[i][1]);
-        live_run(1, settle_folder, path);
+        live_run(1, settle_directory, path);
     }
     snprintf(path, sizeof path, "%s/damaged.safetensors", ranks_scratch());
     live_run(2, put_safetensors, path);
@@ -512,7 +512,7 @@ static tsr_status flip_any(const char *path, random_source *random, const tsr_co
     live_byte byte;
     uint64_t total = 0;
     uint32_t f = 0;
-    TSR_TRY(tsr_folder_store_open(NULL, host.allocator, path, &store, err));
+    TSR_TRY(tsr_directory_store_open(NULL, host.allocator, path, &store, err));
     NEED(!has_errors(store, &host));
     for (uint32_t i = 0; i < store->file_count; i++) total += store->files[i].size;
     uint64_t at = random_next(random) % total;

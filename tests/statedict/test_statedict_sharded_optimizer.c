@@ -77,9 +77,9 @@ static tsr_status make_model(tsr_state_dict *model, const cJSON *record, tsr_com
     return TSR_OK;
 }
 
-static void golden_path(const char *folder, const char *name, char *path, size_t size)
+static void golden_path(const char *directory, const char *name, char *path, size_t size)
 {
-    snprintf(path, size, "%s/tests/golden/%s/%s", TSR_TEST_DATA, folder, name);
+    snprintf(path, size, "%s/tests/golden/%s/%s", TSR_TEST_DATA, directory, name);
 }
 
 /* Whether every tensor with dimensions belongs to this group. */
@@ -142,12 +142,12 @@ static tsr_status load_as_pytorch(void *arg, tsr_comm *comm, tsr_error *err)
 static void test_statedict_sharded_optimizer__E4_as_pytorch_loads_in_any_world(void **state)
 {
     (void)state;
-    static const char *const folders[] = {"sharded_optimizer", "sharded_optimizer_forms"};
+    static const char *const directories[] = {"sharded_optimizer", "sharded_optimizer_forms"};
     for (size_t i = 0; i < 2; i++) {
         cJSON *golden = live_golden(i ? "sharded_optimizer_forms.json" : "sharded_optimizer.json");
         for (const cJSON *one = live_get(golden, "cases")->child; one; one = one->next)
             for (int on_device = 0; on_device < 2; on_device++) {
-                job j = {one, folders[i], on_device, false};
+                job j = {one, directories[i], on_device, false};
                 live_run((uint32_t)live_get(one, "world")->valuedouble, load_as_pytorch, &j);
             }
         cJSON_Delete(golden);

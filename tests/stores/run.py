@@ -1,5 +1,5 @@
 """Tests that checkpoints in object stores are read and written correctly by the built `tessera`. Usage: run.py --tessera
-PATH [--npm FOLDER] [--python PATH --package FOLDER] [NAME-PART…]"""
+PATH [--npm DIRECTORY] [--python PATH --package DIRECTORY] [NAME-PART…]"""
 import argparse
 import contextlib
 import functools
@@ -46,7 +46,7 @@ FOREIGN = ("AWS_", "GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_", "AZURE_", "HF_", 
 def at_home(program):
     """The program with a scratch directory, which is also the home."""
     with Tessera(program) as t:
-        os.environ.update(HOME=t.folder, AWS_EC2_METADATA_DISABLED="true")
+        os.environ.update(HOME=t.directory, AWS_EC2_METADATA_DISABLED="true")
         yield t
 
 
@@ -55,7 +55,7 @@ def main():
     ap.add_argument("--tessera", required=True)
     ap.add_argument("--npm")
     ap.add_argument("--python", help="with PyTorch")
-    ap.add_argument("--package", help="the folder of the Python package")
+    ap.add_argument("--package", help="the directory of the Python package")
     ap.add_argument("--jobs", type=int, default=4, metavar="N", help="tests at a time, each in a process of its own. They mostly wait for servers")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()

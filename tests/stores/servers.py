@@ -32,9 +32,9 @@ def wait_for(port, process, name):
 
 @contextlib.contextmanager
 def program(name, arguments, port, env=None):
-    folder = tempfile.mkdtemp(prefix="tessera-stores-")
-    with open(os.path.join(folder, "log"), "wb") as log:
-        process = subprocess.Popen([a.replace("FOLDER", folder) for a in arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,
+    directory = tempfile.mkdtemp(prefix="tessera-stores-")
+    with open(os.path.join(directory, "log"), "wb") as log:
+        process = subprocess.Popen([a.replace("DIRECTORY", directory) for a in arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
                                    env={**os.environ, **(env or {})})
         try:
             wait_for(port, process, name)
@@ -46,7 +46,7 @@ def program(name, arguments, port, env=None):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def npm_program(name):
@@ -72,12 +72,12 @@ def moto():
 
 def s3rver():
     port = free_port()
-    return program("s3rver", [npm_program("s3rver"), "-d", "FOLDER/data", "-a", "127.0.0.1", "-p", str(port), "--silent"], port)
+    return program("s3rver", [npm_program("s3rver"), "-d", "DIRECTORY/data", "-a", "127.0.0.1", "-p", str(port), "--silent"], port)
 
 
 def azurite():
     port = free_port()
-    return program("azurite", [npm_program("azurite-blob"), "-l", "FOLDER", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
+    return program("azurite", [npm_program("azurite-blob"), "-l", "DIRECTORY", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--silent",
                                "--skipApiVersionCheck"], port)
 
 

@@ -91,8 +91,8 @@ def set_trouble(s, fault, applies):
 
 
 def read_from_broken(t, name):
-    folder, _ = sample("dcp_fsdp2")
-    with broken({"ck/" + n: d for n, d in files_below(folder).items()}) as s:
+    directory, _ = sample("dcp_fsdp2")
+    with broken({"ck/" + n: d for n, d in files_below(directory).items()}) as s:
         set_trouble(s, FAULTS[name], lambda h, key: key.endswith(".distcp"))
         need(b"b/ck" in ends(t, name, "validate", "--deep", "s3://b/ck", env=s.env()), name)
         ends(t, name, "cp", "s3://b/ck", t.at("copy-" + name), env=s.env())
@@ -106,7 +106,7 @@ def read_from_broken(t, name):
 @test
 def test_broken_servers_that_are_read(t):
     together(read_from_broken, t, FAULTS)
-    need(not any(n.startswith(("copy", ".")) for n in os.listdir(t.folder)), os.listdir(t.folder))
+    need(not any(n.startswith(("copy", ".")) for n in os.listdir(t.directory)), os.listdir(t.directory))
 
 
 def write_to_broken(t, name):
@@ -150,8 +150,8 @@ def test_broken_servers_of_urls(t):
 @test
 def test_broken_servers_are_told_from_slow_ones(t):
     """Bytes that arrive slowly are progress: a command may take far longer than it may lose."""
-    folder, _ = sample("dcp_fsdp2")
-    objects = {"ck/" + n: d for n, d in files_below(folder).items()}
+    directory, _ = sample("dcp_fsdp2")
+    objects = {"ck/" + n: d for n, d in files_below(directory).items()}
     with broken(objects) as s:
         def slowly(h, key, count):
             if not key.endswith(".distcp"):
@@ -172,6 +172,6 @@ def test_broken_servers_are_told_from_slow_ones(t):
         s.trouble = slowly
         began = time.monotonic()
         t.run("cp", "s3://b/ck", t.at("slow"), env=s.env(TESSERA_RETRY_SECONDS="3"))
-        need(files_below(t.at("slow")) == files_below(folder) and time.monotonic() - began > 3, "a slow server is waited for")
+        need(files_below(t.at("slow")) == files_below(directory) and time.monotonic() - began > 3, "a slow server is waited for")
     p = t.run("inspect", "s3://b/ck", status=2, env=s.env(TESSERA_RETRY_SECONDS="soon"))
     need(b"TESSERA_RETRY_SECONDS is 'soon'" in p.stderr and b"1 to 3600" in p.stderr, p.stderr)

@@ -28,7 +28,7 @@ def test_cp_copies_every_file(t):
     t.run("cp", t.at("copy"), t.at("second"))
     t.run("cp", t.at("copy"), t.at("third"), "--no-verify")
     need(files_below(t.at("second")) == files == files_below(t.at("third")), "from disk to disk")
-    need(sorted(os.listdir(t.folder)) == ["copy", "one.bin", "second", "third"], os.listdir(t.folder))
+    need(sorted(os.listdir(t.directory)) == ["copy", "one.bin", "second", "third"], os.listdir(t.directory))
 
 
 @test
@@ -62,12 +62,12 @@ def test_cp_refuses_a_source_that_lacks_files_of_its_checkpoint(t):
             shutil.rmtree(t.at("disk"))
 
 
-def write_all(folder, files):
+def write_all(directory, files):
     for name, data in files.items():
-        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
-        with open(os.path.join(folder, name), "wb") as f:
+        os.makedirs(os.path.dirname(os.path.join(directory, name)), exist_ok=True)
+        with open(os.path.join(directory, name), "wb") as f:
             f.write(data)
-    return folder
+    return directory
 
 
 @test
@@ -83,7 +83,7 @@ def test_cp_checks_every_checkpoint_below_the_source(t):
         os.remove(os.path.join(source, "old/2/x", lost))
         p = t.run("cp", source, t.at("second"), status=2)
         need(f"'old/2/x/{lost}'".encode() in p.stderr and b"nothing was copied" in p.stderr, p.stderr)
-        need(sorted(os.listdir(t.folder)) == ["copy", "whole"], os.listdir(t.folder))
+        need(sorted(os.listdir(t.directory)) == ["copy", "whole"], os.listdir(t.directory))
         shutil.rmtree(source)
         shutil.rmtree(t.at("copy"))
 
@@ -103,8 +103,8 @@ def test_cp_names_what_it_could_not_check(t):
 @test
 def test_cp_uploads_last_what_the_training_loop_writes_last(t):
     """Until this file is there, what is at the destination is an interrupted save, or not yet the latest checkpoint."""
-    trainer = files_below(os.path.join(ROOT, "tests/golden/folders/trainer"))
-    lightning = files_below(os.path.join(ROOT, "tests/golden/folders/lightning"))
+    trainer = files_below(os.path.join(ROOT, "tests/golden/directories/trainer"))
+    lightning = files_below(os.path.join(ROOT, "tests/golden/directories/lightning"))
     for files, last in ((trainer, "trainer_state.json"), ({f"checkpoint-3/{n}": d for n, d in trainer.items()}, "checkpoint-3/trainer_state.json"),
                         (lightning, "meta.pt"), ({"latest_checkpointed_iteration.txt": b"3", "iter_0000003/x.bin": b"x"}, "latest_checkpointed_iteration.txt"),
                         ({"latest_universal": b"tag", "tag/zero/w/fp32.pt": b"x"}, "latest_universal")):
@@ -132,8 +132,8 @@ def test_cp_names_what_it_does_not_copy(t):
     need(b"warning: 3 names are not copied, such as " in p.stderr and p.stderr.count(b"warning") == 1, p.stderr)
     need(files_below(t.at("copy")) == {**files, "first/model.bin": b"weights", "runs/1/again": b"notes"}, files_below(t.at("copy")).keys())
     os.mkdir(t.at("source/runs/closed"), 0)
-    for folder, _, names in [(t.folder, [], []), *os.walk(t.folder)]:
-        os.chmod(folder, 0o777 if folder != t.at("source/runs/closed") else 0)
+    for directory, _, names in [(t.directory, [], []), *os.walk(t.directory)]:
+        os.chmod(directory, 0o777 if directory != t.at("source/runs/closed") else 0)
     as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     p = subprocess.run([*as_user, t.path, "cp", source, t.at("second")], capture_output=True)
     need(p.returncode == 2 and b"such as 'runs/closed'" in p.stderr and b"nothing was copied" in p.stderr, p.stderr)
@@ -148,7 +148,7 @@ def test_cp_leaves_nothing_when_it_fails(t):
                                     ({"d/a": data, "d/../../x": data}, lambda *a: False, "cannot be the name"), ({"d//a": data}, lambda *a: False, "cannot be the name")):
         with serving(objects, trouble) as s:
             p = t.run("cp", "s3://b/d", t.at("copy"), status=2, env=s.env())
-            need(words in p.stderr.decode() and os.listdir(t.folder) == [], f"{p.stderr} {os.listdir(t.folder)}")
+            need(words in p.stderr.decode() and os.listdir(t.directory) == [], f"{p.stderr} {os.listdir(t.directory)}")
     whole = shutil.copytree(sample("dcp_fsdp2")[0], t.at("whole"))
     need(b"inside" in t.run("cp", whole, os.path.join(whole, "copy"), status=2).stderr, "into itself")
 
@@ -176,7 +176,7 @@ def test_cp_overwrite_replaces_what_the_old_checkpoint_lists(t):
     need(len(old) >= 3 and len(kept) == 2, f"{list(old)} {list(kept)}")
     need(b"--overwrite" in t.run("cp", t.at("new"), t.at("d"), status=2).stderr, "without --overwrite")
     t.run("cp", t.at("new"), t.at("d"), "--overwrite")
-    need(files_below(t.at("d")) == {**new, **kept} and sorted(os.listdir(t.folder)) == ["d", "new"], f"{os.listdir(t.at('d'))}")
+    need(files_below(t.at("d")) == {**new, **kept} and sorted(os.listdir(t.directory)) == ["d", "new"], f"{os.listdir(t.at('d'))}")
     for source, out in (("d", "d"), ("d/.metadata", "d/.metadata"), ("d", "d/below")):
         t.run("cp", t.at(source), t.at(out), "--overwrite", status=2)
         need(files_below(t.at("d")) == {**new, **kept}, f"{source} to {out}")
@@ -192,7 +192,7 @@ def test_cp_overwrite_replaces_what_the_old_checkpoint_lists(t):
     for options in ((), ("--resume",)):
         refused = t.run("cp", t.at("new"), t.at("fresh"), "--overwrite", *options, status=2).stderr
         need(b"subdirectories" in refused and files_below(t.at("fresh")) == {**new}, refused)
-        need(sorted(os.listdir(t.folder)) == ["d", "fresh", "new"], f"{options}: a part of the copy is left: {os.listdir(t.folder)}")
+        need(sorted(os.listdir(t.directory)) == ["d", "fresh", "new"], f"{options}: a part of the copy is left: {os.listdir(t.directory)}")
 
 
 @test
@@ -213,4 +213,4 @@ def test_cp_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
         found = files_below(t.at("d"))
         need(found in (old, new), f"after {5 * k} ms: {list(found)}")
     t.run("cp", t.at("new"), t.at("d"), "--overwrite")
-    need(files_below(t.at("d")) == new and sorted(os.listdir(t.folder)) == ["d", "new", "old"], f"{os.listdir(t.folder)}")
+    need(files_below(t.at("d")) == new and sorted(os.listdir(t.directory)) == ["d", "new", "old"], f"{os.listdir(t.directory)}")

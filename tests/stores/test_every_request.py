@@ -90,14 +90,14 @@ def at(index, what, stays):
 
 def small(t):
     """A checkpoint of one file that is uploaded in two parts, files that are uploaded in one part, and a marker."""
-    folder = t.at("source")
-    if not os.path.exists(folder):
-        os.mkdir(folder)
-        st_write(os.path.join(folder, "a.safetensors"), {"a": ("F32", [2304 << 10], os.urandom(9 << 20)), "b": ("F32", [2], bytes(8))})
+    directory = t.at("source")
+    if not os.path.exists(directory):
+        os.mkdir(directory)
+        st_write(os.path.join(directory, "a.safetensors"), {"a": ("F32", [2304 << 10], os.urandom(9 << 20)), "b": ("F32", [2], bytes(8))})
         for name, data in files_below(sample("dcp_fsdp2")[0]).items():
-            with open(os.path.join(folder, name), "wb") as f:
+            with open(os.path.join(directory, name), "wb") as f:
                 f.write(data)
-    return folder
+    return directory
 
 
 def jobs(t):

@@ -97,7 +97,7 @@ def test_exec_discards_parts_on_moto(t):
 @test
 def test_exec_discards_parts_on_a_disk(t):
     source, old, plan, wanted = two_plans(t)
-    beside = lambda: sorted(n for n in os.listdir(t.folder) if ".tessera-" in n)  # noqa: E731
+    beside = lambda: sorted(n for n in os.listdir(t.directory) if ".tessera-" in n)  # noqa: E731
     t.run("exec", old, t.at("ck"), "--part", "1/3")
     left = beside()
     p = t.run("convert", source, t.at("ck"), "--to", "dcp")

@@ -11,7 +11,7 @@ STEPS, FILES = 300, 16
 
 
 def golden(name):
-    return os.path.join(ROOT, "tests", "golden", "folders", name)
+    return os.path.join(ROOT, "tests", "golden", "directories", name)
 
 
 def objects_of(steps, run="run"):
@@ -68,7 +68,7 @@ def test_latest_in_a_bucket_answers_as_on_a_disk(t):
             with serving(rest) as s:
                 there = t.run("latest", f"s3://b/{name}", status=(0, 1), env=s.env())
             here = t.run("latest", t.at(name), status=(0, 1))
-            need((here.returncode, here.stdout.replace(t.folder.encode(), b"s3://b")) == (there.returncode, there.stdout), f"{name} without {key}: {here.stdout}, {there.stdout} {there.stderr}")
+            need((here.returncode, here.stdout.replace(t.directory.encode(), b"s3://b")) == (there.returncode, there.stdout), f"{name} without {key}: {here.stdout}, {there.stdout} {there.stderr}")
             need(key or there.returncode == 0, f"{name}: {there.stderr}")
 
 

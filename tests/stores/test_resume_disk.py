@@ -50,7 +50,7 @@ def is_settled(t, s):
     seen = {"sizes": {}, "since": 0}
 
     def enough(process, held):
-        sizes = {n: os.path.getsize(t.at(n)) for n in os.listdir(t.folder) if n.endswith(".1-of-1")}
+        sizes = {n: os.path.getsize(t.at(n)) for n in os.listdir(t.directory) if n.endswith(".1-of-1")}
         if not sizes or seen["sizes"] != sizes or s.active != len(held) or not sleeps(process):
             seen.update(sizes=sizes, since=time.monotonic())
         return time.monotonic() - seen["since"] > 1
@@ -69,8 +69,8 @@ def fetched(s):
 
 def left(t):
     """Returns the path of the output that the killed run left. Its journal is beside it."""
-    outputs = [n for n in os.listdir(t.folder) if n.startswith(".copy.tessera-") and n.count(".") == 2]
-    need(len(outputs) == 1, f"{os.listdir(t.folder)}")
+    outputs = [n for n in os.listdir(t.directory) if n.startswith(".copy.tessera-") and n.count(".") == 2]
+    need(len(outputs) == 1, f"{os.listdir(t.directory)}")
     return t.at(outputs[0])
 
 
@@ -81,7 +81,7 @@ def resume(t, s, *more, at="copy"):
 
 def is_done(t, files, name="copy"):
     need(files_below(t.at(name)) == files, f"{list(files_below(t.at(name)))}")
-    need(not [n for n in os.listdir(t.folder) if ".tessera-" in n], f"left behind: {os.listdir(t.folder)}")
+    need(not [n for n in os.listdir(t.directory) if ".tessera-" in n], f"left behind: {os.listdir(t.directory)}")
 
 
 @test
@@ -222,7 +222,7 @@ def put_back_journal(t, s, *args):
     """Makes the state after a kill between the last rename of a copy and the removal of its journal: finishes a killed run
     and puts back the journal that the end of the run has removed. Returns the journal's name."""
     kill(t, s, is_read("latest"), is_settled(t, s), s.env(), *args)
-    name = next(n for n in os.listdir(t.folder) if n.endswith(".1-of-1"))
+    name = next(n for n in os.listdir(t.directory) if n.endswith(".1-of-1"))
     with open(t.at(name), "rb") as f:
         journal = f.read()
     t.run(*args, "--resume", env=s.env())

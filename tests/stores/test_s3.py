@@ -24,10 +24,10 @@ def files_below(path):
         with open(path, "rb") as f:
             return {os.path.basename(path): f.read()}
     found = {}
-    for folder, _, names in os.walk(path):
+    for directory, _, names in os.walk(path):
         for name in names:
-            with open(os.path.join(folder, name), "rb") as f:
-                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+            with open(os.path.join(directory, name), "rb") as f:
+                found[os.path.relpath(os.path.join(directory, name), path)] = f.read()
     return found
 
 

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/read.h"
 
@@ -129,7 +129,7 @@ static tsr_checkpoint *open_saved(const char *name, const tsr_host *host, tsr_st
     char path[512];
     tsr_checkpoint *checkpoint;
     snprintf(path, sizeof path, "%s/tests/golden/optim_load/%s", TSR_TEST_DATA, name);
-    assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, path, store, NULL), TSR_OK);
+    assert_int_equal(tsr_directory_store_open(NULL, &tsr_allocator_libc, path, store, NULL), TSR_OK);
     assert_int_equal(tsr_checkpoint_open(*store, host, NULL, &checkpoint, NULL), TSR_OK);
     return checkpoint;
 }

@@ -12,7 +12,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/read.h"
 
@@ -59,7 +59,7 @@ static void start(opened *o, const char *sample, const tsr_allocator *allocator)
     *o = (opened){.host = {.allocator = allocator, .limits = tsr_limits_default()}};
     snprintf(path, sizeof path, "%s/samples/checkpoints/%s%s", TSR_TEST_DATA, sample,
              strncmp(sample, "torch", 5) == 0 ? "/model.pt" : "");
-    assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, path, &o->store, &err), TSR_OK);
+    assert_int_equal(tsr_directory_store_open(NULL, &tsr_allocator_libc, path, &o->store, &err), TSR_OK);
     damage = (struct damage){o->store->read_at, 0, UINT64_MAX};
     o->store->read_at = read_damaged;
     o->store->map = NULL;

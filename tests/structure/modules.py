@@ -3,7 +3,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "folders", "deepspeed", "megatron", "shards",
+FORMATS = [f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors", "dcp", "parts", "directories", "deepspeed", "megatron", "shards",
                                     "recognize")]
 # Module of core: the modules of core it may include (itself always).
 CORE = {
@@ -21,7 +21,7 @@ CORE = {
     "formats/safetensors": {"base", "io", "codec", "model", "layout", "formats/common", "formats/torch"},
     "formats/dcp": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch", "safetensors"))},
     "formats/parts": {"base", "io", "codec", "model", "formats/common", "formats/torch"},
-    "formats/folders": {"base", "io", "codec", "model", *(f"formats/{m}" for m in ("common", "torch", "dcp", "parts"))},
+    "formats/directories": {"base", "io", "codec", "model", *(f"formats/{m}" for m in ("common", "torch", "dcp", "parts"))},
     "formats/deepspeed": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "pickle", "torch"))},
     "formats/megatron": {"base", "io", "codec", "model", "layout", *(f"formats/{m}" for m in ("common", "torch", "dcp"))},
     "formats/shards": {"base", "io", "codec", "model", "layout", "fqn", *(f"formats/{m}" for m in ("common", "torch", "safetensors"))},

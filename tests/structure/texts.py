@@ -54,7 +54,7 @@ DOCUMENTS = {"README.md", "RECORDS.md", "ARCHITECTURE.md", "SEEDS.md"}
 
 
 def files_in_readmes():
-    """Files that a README names are there; PyTorch's own are named with their folder, "distributed/…", and what
+    """Files that a README names are there; PyTorch's own are named with their directory, "distributed/…", and what
     is built with its own, "build/…"."""
     directories = [ROOT / d for d in ("core", "native", "samples", "tests", "wasm", "web/src")]
     known = {p.name for d in directories for p in d.rglob("*")} | {p.name for p in ROOT.glob("web/*")}

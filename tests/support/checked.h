@@ -4,7 +4,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/read.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 
 typedef struct checked {
@@ -18,7 +18,7 @@ typedef struct checked {
 static inline tsr_status checked_open(checked *o, const char *path, const tsr_open_options *options, tsr_error *err)
 {
     *o = (checked){.host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()}};
-    tsr_status status = tsr_folder_store_open(NULL, o->host.allocator, path, &o->store, err);
+    tsr_status status = tsr_directory_store_open(NULL, o->host.allocator, path, &o->store, err);
     if (status == TSR_OK) status = tsr_checkpoint_open(o->store, &o->host, options, &o->checkpoint, err);
     return status == TSR_OK ? tsr_ring_new(&o->host, 1, &o->ring, err) : status;
 }

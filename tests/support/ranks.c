@@ -26,9 +26,9 @@ static void give_up(const char *what, const tsr_error *err)
 
 static void make_scratch(void)
 {
-    const char *folder = getenv("TMPDIR");
-    snprintf(scratch, sizeof scratch, "%s/tessera-ranks-XXXXXX", folder ? folder : "/tmp");
-    if (!mkdtemp(scratch)) give_up("mkdtemp", &(tsr_error){.message = "no folder for files"});
+    const char *directory = getenv("TMPDIR");
+    snprintf(scratch, sizeof scratch, "%s/tessera-ranks-XXXXXX", directory ? directory : "/tmp");
+    if (!mkdtemp(scratch)) give_up("mkdtemp", &(tsr_error){.message = "no directory for files"});
 }
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *at)

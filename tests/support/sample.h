@@ -47,11 +47,11 @@ static inline void sample_add(sample *s, const char *name, tsr_str content)
     s->files[s->count++] = (tsr_memory_file){tsr_str_from(copy), content};
 }
 
-/* Adds `folder`/`file` under the name `file`. */
-static inline void sample_add_file(sample *s, const char *folder, const char *file)
+/* Adds `directory`/`file` under the name `file`. */
+static inline void sample_add_file(sample *s, const char *directory, const char *file)
 {
     char path[512];
-    snprintf(path, sizeof path, "%s/%s", folder, file);
+    snprintf(path, sizeof path, "%s/%s", directory, file);
     sample_add(s, file, sample_read(path));
 }
 

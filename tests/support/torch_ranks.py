@@ -28,8 +28,8 @@ def run_ranks(function, world, *arguments, start_method="spawn", limit=LIMIT):
     on a busy machine a thread of gloo (PyTorch 2.13) may spin in the destructor of a buffer for ever. Ranks that are still there
     after `limit` seconds are killed, and start once more; a note says so."""
     for last in (False, True):
-        with tempfile.TemporaryDirectory() as folder:
-            if ended(function, (world, os.path.join(folder, "meeting"), arguments), world, start_method, limit):
+        with tempfile.TemporaryDirectory() as directory:
+            if ended(function, (world, os.path.join(directory, "meeting"), arguments), world, start_method, limit):
                 return
         print(f"{NOTE} {function.__name__} were still there after {limit} s" + ("" if last else "; they start once more"), file=sys.stderr, flush=True)
     raise TimeoutError(f"{function.__name__} hung twice on {world} ranks")

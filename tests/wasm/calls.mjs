@@ -29,8 +29,8 @@ export const pathless = (value, target) => JSON.stringify(value, (key, item) =>
 export const refusalOf = (stderr, target) => stderr.split("\n").filter((line) => !/^tessera: (warning|note): /.test(line)).join("\n").replace(/^tessera: /, "").replace(`${target}: `, "").trim();
 
 export function testCalls({ tessera, native, root, targets, withOpened }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-calls-"));
-  const put = (name, document) => (fs.writeFileSync(path.join(folder, name), typeof document === "string" ? document : JSON.stringify(document)), path.join(folder, name));
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-calls-"));
+  const put = (name, document) => (fs.writeFileSync(path.join(directory, name), typeof document === "string" ? document : JSON.stringify(document)), path.join(directory, name));
   const run = (...args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
   const sample = (name) => path.join(root, "samples/checkpoints", name);
 
@@ -107,5 +107,5 @@ export function testCalls({ tessera, native, root, targets, withOpened }) {
     for (const call of [() => closed.inspect(), () => closed.validate(), () => closed.plan({ mesh: "a=1", placements: "replicate" })]) same("no checkpoint is open", errorOf(call).message, `${call}`);
   });
 
-  fs.rmSync(folder, { recursive: true });
+  fs.rmSync(directory, { recursive: true });
 }

@@ -7,7 +7,7 @@ import { filesAt, MemorySink, resultOf, sameFiles } from "./conversions.mjs";
 import { check, same } from "../support/harness.mjs";
 
 /** Compares a call, or a conversion, of a checkpoint that was opened with options, with a command. */
-export function comparer({ tessera, native, withOpened, sourceOf }, folder) {
+export function comparer({ tessera, native, withOpened, sourceOf }, directory) {
   const run = (args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
   /* A map that is passed as a document has no path. */
   const refuses = (p, refusal, target, what) => check(refusal !== undefined && refusalOf(p.stderr, target).replace(/--map \S+\.json/, "--map").includes(refusal), `${what}: native refuses: ${p.stderr.trim()}; wasm: ${refusal ?? "nothing"}`);
@@ -27,7 +27,7 @@ export function comparer({ tessera, native, withOpened, sourceOf }, folder) {
   }
 
   async function files(target, options, [command, settings], args, plain = (text) => text) {
-    const destination = path.join(folder, "native"), sink = new MemorySink();
+    const destination = path.join(directory, "native"), sink = new MemorySink();
     fs.rmSync(destination, { recursive: true, force: true });
     fs.rmSync(`${destination}.objects.json`, { force: true });
     const p = run([command, target, destination, "--json", ...args]);

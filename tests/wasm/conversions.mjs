@@ -71,8 +71,8 @@ export function resultOf(document) {
 }
 
 export async function testConversions({ tessera, native, root, targets, sourceOf }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-conversions-"));
-  const at = (name) => path.join(folder, name), sample = (name) => path.join(root, "samples/checkpoints", name);
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-conversions-"));
+  const at = (name) => path.join(directory, name), sample = (name) => path.join(root, "samples/checkpoints", name);
   const run = (...args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
 
   async function withSource(target, body) {
@@ -88,7 +88,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
 
   async function compare(target, [command, options, args], sink) {
     const destination = at("native");
-    for (const name of fs.readdirSync(folder)) fs.rmSync(at(name), { recursive: true });
+    for (const name of fs.readdirSync(directory)) fs.rmSync(at(name), { recursive: true });
     const p = run(command, target, destination, "--json", ...args);
     let result, refusal;
     try {
@@ -196,7 +196,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
 
   await test("sinkOf writes what the command writes, and leaves what is not the checkpoint's", async () => {
     const out = at("out"), single = at("one.pt"), target = sample("dcp_fsdp2");
-    for (const name of fs.readdirSync(folder)) fs.rmSync(at(name), { recursive: true });
+    for (const name of fs.readdirSync(directory)) fs.rmSync(at(name), { recursive: true });
     const convert = (options, to, how) => withSource(target, (opened) => opened.convert(options, sinkOf(to, how)));
     await convert({ to: "dcp" }, out);
     await convert({ to: "torch" }, single);
@@ -209,14 +209,14 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     await convert({ to: "torch" }, single, { overwrite: true });
     const names = fs.readdirSync(out);
     check(names.includes("notes.txt") && names.includes("extra.safetensors") && names.includes("objects.json") && !names.includes(".metadata"), `${names}`);
-    check(fs.readdirSync(folder).sort().join() === "one.pt,out", `${fs.readdirSync(folder)}`);
+    check(fs.readdirSync(directory).sort().join() === "one.pt,out", `${fs.readdirSync(directory)}`);
     const failing = sinkOf(at("gone"));
     failing.finish = () => { throw new Error("stop"); };
     await withSource(target, (opened) => opened.convert({ to: "dcp" }, failing)).catch(() => {});
-    check(fs.readdirSync(folder).sort().join() === "one.pt,out", `after a failure: ${fs.readdirSync(folder)}`);
+    check(fs.readdirSync(directory).sort().join() === "one.pt,out", `after a failure: ${fs.readdirSync(directory)}`);
     const back = filesOf(out);
     back.close();
   });
 
-  fs.rmSync(folder, { recursive: true });
+  fs.rmSync(directory, { recursive: true });
 }

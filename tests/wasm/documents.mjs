@@ -48,17 +48,17 @@ export function testDocuments({ tessera, native, root, samples, targets, withOpe
   });
 
   test("a plan of the module is carried out by the command line", () => {
-    const target = path.join(samples, "dcp_fsdp2"), folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-wasm-"));
+    const target = path.join(samples, "dcp_fsdp2"), directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-wasm-"));
     const text = JSON.stringify({ schema: "tessera.target/1", mesh: { shape: [3], dim_names: ["dp"] }, rules: [], default: ["shard(0)"] });
     try {
-      const plan = path.join(folder, "plan.json"), out = path.join(folder, "out");
+      const plan = path.join(directory, "plan.json"), out = path.join(directory, "out");
       withOpened(target, (opened) => fs.writeFileSync(plan, opened.document("plan", { target: text, path: target })));
       for (const args of [["exec", plan, out], ["diff", target, out, "--values"]]) {
         const p = spawnSync(native, args, { encoding: "utf8" });
         check(p.status === 0, `${args[0]}: ${p.stdout}${p.stderr}`);
       }
     } finally {
-      fs.rmSync(folder, { recursive: true });
+      fs.rmSync(directory, { recursive: true });
     }
   });
 

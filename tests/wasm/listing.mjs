@@ -10,10 +10,10 @@ import { opener } from "./opening.mjs";
 import { check, errorOf, same, test } from "../support/harness.mjs";
 
 export function testListing(environment) {
-  const { tessera, root } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-listing-"));
+  const { tessera, root } = environment, directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-listing-"));
   const withOpened = opener(tessera, filesOf);
-  const { documents, run } = comparer({ ...environment, withOpened }, folder);
-  const at = (...names) => path.join(folder, ...names), golden = (...names) => path.join(root, "tests/golden", ...names), samples = path.join(root, "samples/checkpoints");
+  const { documents, run } = comparer({ ...environment, withOpened }, directory);
+  const at = (...names) => path.join(directory, ...names), golden = (...names) => path.join(root, "tests/golden", ...names), samples = path.join(root, "samples/checkpoints");
   const inspect = (target, options = {}, args = []) => documents(target, options, (c) => c.inspect({ hash: "sha256" }), ["inspect", target, "--json", "--hash", "sha256", ...args]);
 
   test("links to files and, from the directory itself, to directories are followed", () => {
@@ -25,7 +25,7 @@ export function testListing(environment) {
     fs.symlinkSync("snapshot", at("linked"));
     for (const name of ["snapshot", "linked"]) inspect(at(name));
     check(withOpened(at("snapshot"), (c) => c.inspect().entries.length) > 3, "nothing is there");
-    inspect(folder, { step: "snapshot" }, ["--step", "snapshot"]);
+    inspect(directory, { step: "snapshot" }, ["--step", "snapshot"]);
   });
 
   test("a file that stands for a set is opened with the files next to it", () => {
@@ -102,5 +102,5 @@ export function testListing(environment) {
     withOpened(golden("meta/llama3-2"), (c) => check(c.read(c.inspect().entries.find((e) => e.kind === "tensor" && !e.per_rank).fqn).data.length > 0, "a tensor that is equal on all ranks is not read"));
   });
 
-  fs.rmSync(folder, { recursive: true });
+  fs.rmSync(directory, { recursive: true });
 }

@@ -36,8 +36,8 @@ function placeless(document) {
 }
 
 export function testOptimizers({ tessera, native, root, targets, withOpened }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-optimizer-"));
-  const at = (name) => path.join(folder, name);
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-optimizer-"));
+  const at = (name) => path.join(directory, name);
   const run = (...args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
   const json = (...args) => JSON.parse(run(...args).stdout);
   const put = (name, document) => (fs.writeFileSync(at(name), typeof document === "string" ? document : JSON.stringify(document)), at(name));
@@ -63,7 +63,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
   }
 
   test("a conversion reads the part and the step that were chosen", () => {
-    const trainer = path.join(root, "tests/golden/folders/trainer"), runs = at("runs"), destination = at("of-part");
+    const trainer = path.join(root, "tests/golden/directories/trainer"), runs = at("runs"), destination = at("of-part");
     for (const step of ["checkpoint-3", "checkpoint-40"]) fs.cpSync(trainer, path.join(runs, step), { recursive: true });
     fs.copyFileSync(path.join(trainer, "scheduler.pt"), path.join(runs, "checkpoint-3/optimizer.pt"));
     for (const [target, options] of [[trainer, { part: "optimizer" }], [runs, { part: "optimizer", step: "40" }]]) {
@@ -300,7 +300,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
     }));
   });
 
-  fs.rmSync(folder, { recursive: true });
+  fs.rmSync(directory, { recursive: true });
 }
 
 /** Tests a module for which `prepare` was not called. */
@@ -319,7 +319,7 @@ export async function testUnprepared({ module, writers, root, samples }) {
    * open. */
   const golden = path.join(root, "tests/golden");
   const common = ["dcp_fsdp2", "dcp_hsdp", "dcp_fsdp1_sharded", "safetensors_model", "safetensors_index", "torch_plain", "torch_nested", "torch_legacy", "torch_bin_index", "torch_train_state"];
-  const rare = [...["deepspeed/zero3_bf16", "deepspeed/universal_zero1_bf16", "megatron/layers", "folders/trainer", "folders/torch_checkpointing"].map((name) => path.join(golden, name)), ...["dcp_hf_sharded", "dcp_objects", "torch_classes"].map((name) => path.join(samples, name))];
+  const rare = [...["deepspeed/zero3_bf16", "deepspeed/universal_zero1_bf16", "megatron/layers", "directories/trainer", "directories/torch_checkpointing"].map((name) => path.join(golden, name)), ...["dcp_hf_sharded", "dcp_objects", "torch_classes"].map((name) => path.join(samples, name))];
   const openedAs = (tessera, target) => {
     const { files, options, close } = filesOf(target);
     try {

@@ -13,8 +13,8 @@ const QUANTIZED = [[{}, []], [{ noQuantize: ["**.up*", "tall.*"] }, ["--no-quant
 
 /** Tests --quantize, --no-quantize and --lora, and the options of diff, read and optimizer. */
 export async function testOptions(environment) {
-  const { tessera, root, withOpened, sourceOf } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-options-"));
-  const { files, run } = comparer(environment, folder);
+  const { tessera, root, withOpened, sourceOf } = environment, scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-options-"));
+  const { files, run } = comparer(environment, scratch);
   const golden = (...names) => path.join(root, GOLDEN, ...names), weights = golden("quantized", "weights.safetensors");
 
   for (const [options, args] of QUANTIZED) {
@@ -22,7 +22,7 @@ export async function testOptions(environment) {
     await test(`quantize and reshard ${args.join(" ")}`, () => files(weights, {}, ["reshard", { to: "dcp", mesh: "dp=3", placements: "shard(0)", quantize: "fp8-block", ...options }], ["--to", "dcp", "--mesh", "dp=3", "--placements", "shard(0)", "--quantize", "fp8-block", ...args]));
   }
   await test("what is quantized is what transformers writes", async () => {
-    const at = path.join(folder, "fp8.safetensors"), source = sourceOf(weights), opened = tessera.open(source.files, source.options), parts = [];
+    const at = path.join(scratch, "fp8.safetensors"), source = sourceOf(weights), opened = tessera.open(source.files, source.options), parts = [];
     await opened.convert({ to: "safetensors", quantize: "fp8-block" }, { create() {}, finish() {}, write: (_, offset, bytes) => void parts.push([offset, Buffer.from(bytes)]) });
     const bytes = Buffer.alloc(Math.max(...parts.map(([offset, part]) => offset + part.length)));
     for (const [offset, part] of parts) part.copy(bytes, offset);
@@ -69,14 +69,14 @@ export async function testOptions(environment) {
   });
 
   const state = path.join(root, "samples/checkpoints/torch_train_state"), model = { include: ["model.**"], rename: ["model.="] }, asked = ["--include", "model.**", "--rename", "model.="];
-  const fitting = path.join(folder, "fitting.safetensors"), list = path.join(folder, "names");
+  const fitting = path.join(scratch, "fitting.safetensors"), list = path.join(scratch, "names");
   run(["convert", state, fitting, ...asked]);
   const layout = run(["layout", fitting]).stdout, names = JSON.parse(layout).entries.map((e) => e.fqn);
-  fs.writeFileSync(path.join(folder, "layout.json"), layout);
+  fs.writeFileSync(path.join(scratch, "layout.json"), layout);
   fs.writeFileSync(list, [...names, "head.bias"].join("\n"));
   for (const [options, args] of [[model, asked], [{ ...model, dtype: "float16" }, [...asked, "--dtype", "float16"]], [{ include: ["model.bn.**"] }, ["--include", "model.bn.**"]]]) {
     const convert = (against, at) => files(state, {}, ["convert", { to: "safetensors", ...options, against }], ["--to", "safetensors", ...args, "--against", at]);
-    await test(`against a layout ${args.join(" ")}`, () => convert(layout, path.join(folder, "layout.json")));
+    await test(`against a layout ${args.join(" ")}`, () => convert(layout, path.join(scratch, "layout.json")));
     await test(`against names ${args.join(" ")}`, () => convert([...names, "head.bias"], list));
     await test(`against a checkpoint ${args.join(" ")}`, async () => {
       const source = sourceOf(fitting), other = tessera.open(source.files, source.options);
@@ -96,7 +96,7 @@ export async function testOptions(environment) {
     return { before, result };
   }));
   const sides = (document) => JSON.stringify({ ...document, a: 0, b: 0 });
-  const whole = run(["diff", a, b, "--json", "--values"]).stdout, baseline = path.join(folder, "known.json");
+  const whole = run(["diff", a, b, "--json", "--values"]).stdout, baseline = path.join(scratch, "known.json");
   const some = { ...JSON.parse(whole) };
   some.added = some.added.slice(1);
   some.removed = some.removed.slice(1);
@@ -118,7 +118,7 @@ export async function testOptions(environment) {
     check(tessera.openCount === 0, `${tessera.openCount} handles are open`);
   });
 
-  const wide = path.join(folder, "wide.pt");
+  const wide = path.join(scratch, "wide.pt");
   fs.writeFileSync(wide, expandedFile(2 ** 29));
   test("tensors that repeat their elements are read and compared only on request", () => {
     check(run(["diff", wide, wide, "--values"]).status === 2, "native compares it");
@@ -131,13 +131,13 @@ export async function testOptions(environment) {
       const allowed = left.diff(right, { allowExpansion: true });
       check(allowed.result().same, "the names differ");
       allowed.close();
-      check(run(["get", wide, "x", "-o", path.join(folder, "x.npy")]).stderr.includes(errorOf(() => left.read("x")).message), "read");
+      check(run(["get", wide, "x", "-o", path.join(scratch, "x.npy")]).stderr.includes(errorOf(() => left.read("x")).message), "read");
       check(left.read("x", "0:3", { allowExpansion: true }).data.join() === "1.5,1.5,1.5", `${left.read("x", "0:3").data}`);
     }));
     check(tessera.openCount === 0, `${tessera.openCount} handles are open`);
   });
   test("that request changes nothing for other tensors, also where some tensors differ between ranks", () => {
-    const ranks = path.join(root, GOLDEN, "folders/accelerate_fsdp_local"), whole = "model._flat_param", apart = "model.0.weight", options = { allowExpansion: true };
+    const ranks = path.join(root, GOLDEN, "directories/accelerate_fsdp_local"), whole = "model._flat_param", apart = "model.0.weight", options = { allowExpansion: true };
     check(run(["get", ranks, whole, "--allow-expansion"]).status === 0, "native does not read it");
     withOpened(ranks, (c) => {
       same(c.read(whole).data.join(), c.read(whole, undefined, options).data.join(), whole);
@@ -149,5 +149,5 @@ export async function testOptions(environment) {
     withOpened(full, (c) => check(c.optimizer("flatten", { maxMem: "1MiB", allowExpansion: true }).inspect().entries.length > 0, "nothing was made"));
     for (const maxMem of ["big", "-1"]) check(/--max-mem takes a size/.test(errorOf(() => withOpened(full, (c) => c.optimizer("flatten", { maxMem }))).message), maxMem);
   });
-  fs.rmSync(folder, { recursive: true });
+  fs.rmSync(scratch, { recursive: true });
 }

@@ -17,7 +17,7 @@ export function testPackage({ native, root }) {
   });
 
   test("every option of a call is used by the package", () => {
-    const textsOf = (folder, isWanted) => fs.readdirSync(path.join(root, folder)).filter(isWanted).map((n) => fs.readFileSync(path.join(root, folder, n), "utf8")).join("\n");
+    const textsOf = (directory, isWanted) => fs.readdirSync(path.join(root, directory)).filter(isWanted).map((n) => fs.readFileSync(path.join(root, directory, n), "utf8")).join("\n");
     const script = textsOf("wasm", (n) => n.endsWith(".js") && n !== "commands.js"), table = textsOf("core/commands", (n) => n === "table.c");
     const code = textsOf("wasm", (n) => n.endsWith(".c")) + textsOf("core/commands", (n) => n.endsWith(".c") && n !== "table.c" && n !== "options.c");
     const fields = new Map([...table.matchAll(/OPTION\(\s*\w+, \w+, (\w+)[\w.]*, "([\w-]+)"/g)].map(([, field, long]) => [long, field]));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The npm package: what `npm pack` gives is installed into an empty project, where the README's examples for Node run as
 # they stand, under this Node and under Node 18. tests/web/package.mjs does the rest: types, a bundler, a browser's worker.
-# Usage: package.sh [PROJECT]   PROJECT: only make that folder, with the package installed
+# Usage: package.sh [PROJECT]   PROJECT: only make that directory, with the package installed
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 project=${1:-$(mktemp -d)}

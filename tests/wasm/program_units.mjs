@@ -57,13 +57,13 @@ function testFiles(scratch) {
       closeSync: (fd) => { held.delete(fd); fs.closeSync(fd); },
       renameSync: (from, to) => { if (held.size) throw code("EPERM"); fs.renameSync(from, to); },
     });
-    const folder = system.openAt(AT_FDCWD, place("work"), O_DIRECTORY, 0), file = system.openAt(folder, "data", O_CREAT | 2, 0o600);
+    const directory = system.openAt(AT_FDCWD, place("work"), O_DIRECTORY, 0), file = system.openAt(directory, "data", O_CREAT | 2, 0o600);
     fs.writeSync(system.descriptor(file), "before");
     system.rename(place("work"), place("final"));
     equal(held.size, 0, "descriptors that are open during the rename");
     fs.writeSync(system.descriptor(file), " and after", 6);
     equal(fs.readFileSync(place("final/data"), "utf8"), "before and after");
-    equal(system.at(folder, "data"), place("final/data"));
+    equal(system.at(directory, "data"), place("final/data"));
     system.close(file);
     equal(held.size, 0);
   });
@@ -93,12 +93,12 @@ function testFiles(scratch) {
   test("calls relative to a directory notice that another one took its path", () => {
     fs.mkdirSync(place("one"));
     fs.writeFileSync(place("one/file"), "");
-    const system = systemWith("linux"), folder = system.openAt(AT_FDCWD, place("one"), O_DIRECTORY, 0);
-    equal(system.at(folder, "file"), place("one/file"));
+    const system = systemWith("linux"), directory = system.openAt(AT_FDCWD, place("one"), O_DIRECTORY, 0);
+    equal(system.at(directory, "file"), place("one/file"));
     fs.renameSync(place("one"), place("moved"));
-    equal(errorOf(() => system.at(folder, "file")), "ENOENT");
+    equal(errorOf(() => system.at(directory, "file")), "ENOENT");
     fs.mkdirSync(place("one"));
-    equal(errorOf(() => system.at(folder, "file")), "ESTALE");
+    equal(errorOf(() => system.at(directory, "file")), "ESTALE");
   });
   test("opening refuses what Linux refuses", () => {
     fs.symlinkSync("one", place("link"));

@@ -40,8 +40,8 @@ const namesOf = (directory) => fs.readdirSync(directory).map((name) => ({ name, 
 const stayed = (before, directory) => namesOf(directory).filter(({ name, ino }) => before.some((b) => b.name === name && b.ino === ino)).map(({ name }) => name).sort().join(" ");
 
 export async function testReplacing({ tessera, native, root }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-replacing-")), samples = path.join(root, "samples/checkpoints");
-  const made = path.join(folder, "made"), forms = formsOf(samples);
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-replacing-")), samples = path.join(root, "samples/checkpoints");
+  const made = path.join(scratch, "made"), forms = formsOf(samples);
   const command = ([what, from, options], to, ...more) => spawnSync(native, [what, from, to, ...flagsOf(options), ...more], { encoding: "utf8" });
   fs.mkdirSync(made);
   for (const [name, form] of Object.entries(forms)) check(command(form, path.join(made, name)).status === 0, name);
@@ -61,20 +61,20 @@ export async function testReplacing({ tessera, native, root }) {
   };
 
   const replace = async (directory, name) => {
-    const [ours, theirs] = ["ours", "theirs"].map((who) => path.join(folder, who, "target")), [a, b] = [ours, theirs].map((at) => fill(at, directory));
+    const [ours, theirs] = ["ours", "theirs"].map((who) => path.join(scratch, who, "target")), [a, b] = [ours, theirs].map((at) => fill(at, directory));
     const p = command(forms[name], theirs, "--overwrite"), error = await write(forms[name], ours), what = `replaced by ${name}`;
     const isKept = directory[0].includes("universal") && p.status !== 0 && !error; // the command line cannot keep a directory inside
     check(isKept || (p.status === 0) === (error === undefined), `${what}: ${p.stderr}${error ?? "replaced"}`);
     if (!isKept) same(stayed(b, theirs), stayed(a, ours), what);
-    same("target", fs.readdirSync(path.join(folder, "ours")).join(), what);
+    same("target", fs.readdirSync(path.join(scratch, "ours")).join(), what);
   };
   for (const directory of directoriesOf(made, samples)) {
     await test(`sinkOf replaces what the command line replaces: ${[...directory[0], ...Object.keys(directory[1])].join(", ")}`, async () => {
       for (const name of Object.keys(forms)) {
-        for (const who of ["ours", "theirs"]) fs.rmSync(path.join(folder, who), { recursive: true, force: true });
+        for (const who of ["ours", "theirs"]) fs.rmSync(path.join(scratch, who), { recursive: true, force: true });
         await replace(directory, name);
       }
     });
   }
-  fs.rmSync(folder, { recursive: true });
+  fs.rmSync(scratch, { recursive: true });
 }

@@ -51,9 +51,9 @@ export function testReports({ tessera, native, samples, withOpened }) {
   });
 
   test("reports of values that differ from their manifest are those of the command line", () => {
-    const [target, other] = ["dcp_fsdp2", "dcp_v2_15_fsdp2"].map((name) => path.join(samples, name)), folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-wasm-"));
+    const [target, other] = ["dcp_fsdp2", "dcp_v2_15_fsdp2"].map((name) => path.join(samples, name)), directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-wasm-"));
     try {
-      const file = path.join(folder, "manifest.json"), manifest = printed("manifest", other);
+      const file = path.join(directory, "manifest.json"), manifest = printed("manifest", other);
       fs.writeFileSync(file, manifest);
       for (const format of FORMATS.slice(1)) {
         const wanted = printed("verify", target, file, "--format", format);
@@ -61,7 +61,7 @@ export function testReports({ tessera, native, samples, withOpened }) {
         withOpened(target, (opened) => same(wanted, tessera.report(opened.verify(manifest), { path: target, format }), `${format} of verify`));
       }
     } finally {
-      fs.rmSync(folder, { recursive: true });
+      fs.rmSync(directory, { recursive: true });
     }
   });
 

@@ -66,8 +66,8 @@ export async function testSinks({ tessera, native, root }) {
   });
 
   await test("sinkOf keeps files that the replaced checkpoint does not list, as the command line does", async () => {
-    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), kept = ["rank0.pt", "__9_0.distcp", "shard-00001-model-00001-of-00001.safetensors", "notes.txt"];
-    const [ours, theirs] = ["ours", "theirs"].map((name) => path.join(folder, name)), from = path.join(root, "samples/checkpoints/safetensors_model/model.safetensors");
+    const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), kept = ["rank0.pt", "__9_0.distcp", "shard-00001-model-00001-of-00001.safetensors", "notes.txt"];
+    const [ours, theirs] = ["ours", "theirs"].map((name) => path.join(scratch, name)), from = path.join(root, "samples/checkpoints/safetensors_model/model.safetensors");
     for (const directory of [ours, theirs]) {
       fs.cpSync(target, directory, { recursive: true });
       for (const name of kept) fs.writeFileSync(path.join(directory, name), "mine");
@@ -76,17 +76,17 @@ export async function testSinks({ tessera, native, root }) {
     check(p.status === 0 && await convert({ to: "dcp" }, sinkOf(ours, { overwrite: true }), from) === undefined, p.stderr);
     for (const directory of [ours, theirs]) same(kept.join(), kept.filter((name) => fs.existsSync(path.join(directory, name))).join(), `kept in ${directory}`);
     same("1", `${fs.readdirSync(ours).filter((name) => /^__0_\d+\.distcp$|^__[1-8]_/.test(name)).length}`, "data files of the new checkpoint");
-    for (const options of [null, 3]) check(/^sinkOf: the options/.test(errorOf(() => sinkOf(path.join(folder, "x"), options)).message), `${options}`);
-    fs.rmSync(folder, { recursive: true });
+    for (const options of [null, 3]) check(/^sinkOf: the options/.test(errorOf(() => sinkOf(path.join(scratch, "x"), options)).message), `${options}`);
+    fs.rmSync(scratch, { recursive: true });
   });
 
   await test("a deep check reports every byte that changes in what sinkOf wrote", async () => {
-    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), flips = process.env.TSR_TEST_FULL ? 1500 : 30;
+    const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), flips = process.env.TSR_TEST_FULL ? 1500 : 30;
     const forms = [[{ to: "dcp" }, "dcp"], [{ to: "torch" }, "file.pt"], [{ to: "safetensors", objects: "drop", maxShardSize: 20000 }, "shards"], [{ to: "safetensors", objects: "sidecar" }, "sidecar"]];
     let seed = 44;
     const random = (count) => (seed = (seed * 1103515245 + 12345) % 2 ** 31) % count;
     for (const [options, name] of forms) {
-      const out = path.join(folder, name);
+      const out = path.join(scratch, name);
       same("undefined", `${await convert(options, sinkOf(out))}`, name);
       check(spawnSync(native, ["validate", "--deep", "-q", out]).status === 0, `${name} has errors`);
       const files = fs.statSync(out).isFile() ? [out] : fs.readdirSync(out).map((file) => path.join(out, file));
@@ -98,6 +98,6 @@ export async function testSinks({ tessera, native, root }) {
         fs.writeFileSync(file, bytes);
       }
     }
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(scratch, { recursive: true });
   });
 }

@@ -27,17 +27,17 @@ function safetensors(tensors) {
   return Buffer.concat([size, text, ...bodies]);
 }
 
-const withFolder = async (body) => {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sources-"));
+const withDirectory = async (body) => {
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sources-"));
   try {
-    await body(folder, (name, bytes) => {
-      const at = path.join(folder, name);
+    await body(scratch, (name, bytes) => {
+      const at = path.join(scratch, name);
       fs.mkdirSync(path.dirname(at), { recursive: true });
       fs.writeFileSync(at, bytes);
       return at;
     });
   } finally {
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(scratch, { recursive: true });
   }
 };
 
@@ -58,8 +58,8 @@ const WRITES = [
 ];
 
 /** --part, --step, --shards. */
-export const testSources = (environment) => withFolder(async (folder, put) => {
-  const { root, withOpened, tessera } = environment, { documents, files, run } = comparer(environment, folder);
+export const testSources = (environment) => withDirectory(async (scratch, put) => {
+  const { root, withOpened, tessera } = environment, { documents, files, run } = comparer(environment, scratch);
   const golden = path.join(root, "tests/golden"), samples = path.join(root, "samples/checkpoints");
 
   async function each(target, options, args, what) {
@@ -68,7 +68,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   }
 
   /* Real checkpoints of training frameworks, as a whole and part by part. */
-  for (const framework of ["deepspeed", "megatron", "folders", "torchao", "frameworks"]) {
+  for (const framework of ["deepspeed", "megatron", "directories", "torchao", "frameworks"]) {
     for (const name of fs.readdirSync(path.join(golden, framework)).filter((n) => fs.statSync(path.join(golden, framework, n)).isDirectory())) {
       const target = path.join(golden, framework, name), what = `${framework}/${name}`, p = run(["inspect", target, "--json"]);
       await each(target, {}, [], what);
@@ -79,8 +79,8 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   }
 
   /* A run with two checkpoints, first without and then with a file that names one. */
-  for (const [name, sample] of [["step-90", "dcp_fsdp2"], ["step-100", "dcp_hsdp"]]) fs.cpSync(path.join(samples, sample), path.join(folder, "run", name), { recursive: true });
-  const target = path.join(folder, "run");
+  for (const [name, sample] of [["step-90", "dcp_fsdp2"], ["step-100", "dcp_hsdp"]]) fs.cpSync(path.join(samples, sample), path.join(scratch, "run", name), { recursive: true });
+  const target = path.join(scratch, "run");
   for (const step of ["latest", "90", "step-100", "nosuch", "0"]) await each(target, { step }, ["--step", step], "run");
   test("a directory of several checkpoints is refused with their list", () => documents(target, {}, (c) => c.inspect(), ["inspect", target, "--json"]));
   put("run/latest", "step-90");
@@ -98,10 +98,10 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   const torch = fs.readFileSync(path.join(samples, "torch_train_state", "train.pt")), model = fs.readFileSync(path.join(samples, "safetensors_model", "model.safetensors"));
   for (const [name, bytes] of [["cut.pt", torch.subarray(0, torch.length * 0.7)], ["cut.safetensors", model.subarray(0, model.length - 1)], ["long.safetensors", Buffer.concat([model, Buffer.alloc(9)])]])
     await each(put(name, bytes), { salvage: true }, ["--salvage"], name);
-  test("what is whole of a truncated file is opened only if that is asked for", () => documents(path.join(folder, "cut.pt"), {}, (c) => c.inspect(), ["inspect", path.join(folder, "cut.pt"), "--json"]));
+  test("what is whole of a truncated file is opened only if that is asked for", () => documents(path.join(scratch, "cut.pt"), {}, (c) => c.inspect(), ["inspect", path.join(scratch, "cut.pt"), "--json"]));
 
   test("files of several nodes are one checkpoint, in which files with the same name must have the same bytes", () => {
-    const nodes = ["a", "b"].map((name) => path.join(folder, "nodes", name)), note = Buffer.alloc((1 << 20) + 3, "note");
+    const nodes = ["a", "b"].map((name) => path.join(scratch, "nodes", name)), note = Buffer.alloc((1 << 20) + 3, "note");
     for (const [i, node] of nodes.entries()) {
       fs.cpSync(path.join(samples, "dcp_fsdp2"), node, { recursive: true });
       for (const name of fs.readdirSync(node)) if (i ? /__[01]_|metadata/.test(name) : /__[23]_/.test(name)) fs.rmSync(path.join(node, name));
@@ -123,7 +123,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   /* Ranks with plain tensors, joined by a map, and sharded again for more ranks. */
   for (const rank of [0, 1]) put(`ranks/model-rank-${rank}-part-0.safetensors`, safetensors({ [`only.${rank}`]: [[1 + rank]], "a.weight": [[4, 6]], "b.weight": [[8, 2], "BF16"], "c.fused": [[6, 3]], norm: [[4]] }));
   const shards = { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 1 }, { match: "b.*", concat: 0 }, { match: "c.fused", concat: 0, blocks: 3 }, { match: "norm", only_rank: 1 }, { match: "only.*", concat: 0 }] };
-  const ranks = path.join(folder, "ranks"), map = put("shards.json", JSON.stringify(shards));
+  const ranks = path.join(scratch, "ranks"), map = put("shards.json", JSON.stringify(shards));
   for (const given of [shards, fs.readFileSync(map, "utf8")]) await each(ranks, { shards: given }, ["--shards", map], "ranks");
   await each(ranks, {}, [], "ranks without a map");
   for (const [options, args] of [[{ to: "ranks", worldSize: 2 }, ["--world-size", "2"]], [{ to: "ranks", worldSize: 4 }, ["--world-size", "4"]], [{ to: "ranks" }, []]])
@@ -133,10 +133,10 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   await test("shards that have no effect are named in the documents of conversions, and by the checkpoint", async () => {
     const plain = path.join(samples, "safetensors_model"), warning = /^--shards is not used for this checkpoint: /;
     for (const [job, args] of WRITES.slice(0, 3)) await files(plain, { shards }, job, [...args, "--shards", map]);
-    check(JSON.parse(run(["convert", plain, path.join(folder, "plain.pt"), "--json", "--shards", map]).stdout).warnings.some((w) => warning.test(w)), "native is silent");
+    check(JSON.parse(run(["convert", plain, path.join(scratch, "plain.pt"), "--json", "--shards", map]).stdout).warnings.some((w) => warning.test(w)), "native is silent");
     withOpened(plain, (c) => check(c.warnings.length === 1 && warning.test(c.warnings[0]), `warnings: ${c.warnings}`), { shards });
     for (const rank of [0, 1]) put(`pair/model-rank-${rank}-part-0.safetensors`, safetensors({ "a.weight": [[2 + rank, 6]] }));
-    withOpened(path.join(folder, "pair"), (c) => check(c.warnings.length === 0 && c.inspect().entries[0].shape[0] === 5, `warnings of ranks: ${c.warnings}`), { shards: { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 0 }] } });
+    withOpened(path.join(scratch, "pair"), (c) => check(c.warnings.length === 0 && c.inspect().entries[0].shape[0] === 5, `warnings of ranks: ${c.warnings}`), { shards: { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 0 }] } });
     withOpened(plain, (c) => check(c.warnings.length === 0, `warnings without shards: ${c.warnings}`));
   });
   test("shards that are neither a document nor a built-in map are refused", () => {
@@ -149,8 +149,8 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
 });
 
 /** Whether the names in a pickle exist. */
-export const testNames = (environment) => withFolder(async (folder, put) => {
-  const { documents, run } = comparer(environment, folder);
+export const testNames = (environment) => withDirectory(async (scratch, put) => {
+  const { documents, run } = comparer(environment, scratch);
   for (const [module, name, exists] of [["torch", "Tensor", true], ["torch", "Tensr", false], ["torch.nn", "Linear", true], ["torch.nn", "Liner", false], ["numpy", "ndarray", true], ["numpy", "ndarry", false],
     ["builtins", "dict", true], ["builtins", "dct", false], ["collections", "Countr", false], ["uuid", "UUID", true], ["torch.made.up", "X", true]]) {
     test(`a pickle that names ${module}.${name}`, () => {
@@ -177,8 +177,8 @@ export const testNames = (environment) => withFolder(async (folder, put) => {
 });
 
 /** --map, --inverse, --dequantize. */
-export const testMaps = (environment) => withFolder(async (folder, put) => {
-  const { tessera, root, withOpened } = environment, { documents, files, run } = comparer(environment, folder);
+export const testMaps = (environment) => withDirectory(async (scratch, put) => {
+  const { tessera, root, withOpened } = environment, { documents, files, run } = comparer(environment, scratch);
   const experts = Object.fromEntries([0, 1].flatMap((layer) => [["gate", [4, 6]], ...[0, 1, 2, 3].flatMap((e) => [["w1", [5, 6]], ["w2", [6, 5]], ["w3", [5, 6]]].map(([w, shape]) => [`experts.${e}.${w}`, shape]))]
     .map(([name, shape]) => [`model.layers.${layer}.block_sparse_moe.${name}.weight`, [shape]])));
   const mixtral = put("mixtral/model.safetensors", safetensors({ ...experts, "model.embed_tokens.weight": [[8, 6]], "lm_head.weight": [[8, 6], "BF16"] }));
@@ -201,7 +201,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
       await test(`map ${what} ${job[0]} ${more.join(" ")}`, () => files(target, {}, [job[0], { ...job[1], map }], [...more, ...args]));
 
     /* In the opposite direction: the inverse of what was written is the source. */
-    const mapped = path.join(folder, "mapped"), file = path.join(mapped, "model.safetensors");
+    const mapped = path.join(scratch, "mapped"), file = path.join(mapped, "model.safetensors");
     fs.rmSync(mapped, { recursive: true, force: true });
     fs.mkdirSync(mapped);
     check(run(["convert", target, file, ...args]).status === 0, "native convert");
@@ -229,7 +229,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   }
 
   test("a mapped checkpoint lists, reads and compares what the map makes", () => {
-    const map = "transformers-mixtral", file = path.join(folder, "mixtral-mapped.safetensors");
+    const map = "transformers-mixtral", file = path.join(scratch, "mixtral-mapped.safetensors");
     check(run(["convert", mixtral, file, "--map", map]).status === 0, "native convert");
     withOpened(mixtral, (a) => withOpened(file, (b) => {
       const mapped = a.mapped({ map }), listed = b.inspect().entries.map((e) => e.fqn);
@@ -262,7 +262,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   test("copies of tensors that a map leaves out are compared once, before values are", () => {
     const titan = path.join(root, "tests/golden/titan"), copy = (from, name, to) => fs.copyFileSync(path.join(titan, from), put(`${name}/${to}`, ""));
     for (const [name, from] of [["tied", "llama3-tied.safetensors"], ["tied-hf", "llama3-tied.hf.safetensors"]]) copy(from, name, "model.safetensors"), copy("llama3-tied.json", name, "config.json");
-    const [a, b] = ["tied", "tied-hf"].map((name) => path.join(folder, name));
+    const [a, b] = ["tied", "tied-hf"].map((name) => path.join(scratch, name));
     for (const [target, other, options, args] of [[a, b, { map: "torchtitan-llama3" }, []], [b, a, { map: "torchtitan-llama3", inverse: true }, ["--inverse"]]])
       documents(target, {}, (c) => withOpened(other, (d) => {
         const diff = c.mapped(options).diff(d);
@@ -303,7 +303,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   for (const [rule, says] of [[{ from: ["{r...}.0"], to: ["{r...}.b"] }, /"warnings": \[\s*"'w.b', for example, is taken to come from 'w.0'/], [{ from: ["k"], to: ["q"] }, /'k' has no way back/]]) {
     const map = { schema: "tessera.map/1", unmatched: "keep", rules: [rule] }, args = ["--to", "torch", "--map", put("keep.json", JSON.stringify(map)), "--inverse"];
     await test(`inverse of ${rule.from}`, () => files(kept, {}, ["convert", { to: "torch", map, inverse: true }], args));
-    const p = run(["convert", kept, path.join(folder, "kept.pt"), "--overwrite", "--json", ...args]);
+    const p = run(["convert", kept, path.join(scratch, "kept.pt"), "--overwrite", "--json", ...args]);
     check(says.test(p.stdout + p.stderr), `the inverse of ${rule.from} says: ${p.stdout}${p.stderr}`);
   }
   await test("inverse without a map", () => files(source, {}, ["convert", { to: "torch", inverse: true }], ["--to", "torch", "--inverse"]));
@@ -338,7 +338,7 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   });
 
   test("an unknown map is named once", () => {
-    const p = run(["convert", source, path.join(folder, "unknown.pt"), "--map", "nosuch"]), e = errorOf(() => withOpened(source, (c) => c.manifest({ map: "nosuch" })));
+    const p = run(["convert", source, path.join(scratch, "unknown.pt"), "--map", "nosuch"]), e = errorOf(() => withOpened(source, (c) => c.manifest({ map: "nosuch" })));
     check(p.stderr.trim() === `tessera: ${source}: ${e.message}`, `native: ${p.stderr}; wasm: ${e.message}`);
   });
 
@@ -353,10 +353,10 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
 
 /** Files for which each read is a request: the header before a record of a torch.save file is checked with the record's
  *  first values. */
-export const testRemoteFiles = (environment) => withFolder(async (folder, put) => {
+export const testRemoteFiles = (environment) => withDirectory(async (scratch, put) => {
   const { tessera, module } = environment, unprepared = await Tessera.load(module);
-  const shapes = Object.fromEntries(Array.from({ length: 9 }, (_, i) => [`layers.${i}.w`, [[300 + i, 251]]])), train = path.join(folder, "train.pt");
-  check(comparer(environment, folder).run(["convert", put("train.safetensors", safetensors(shapes)), train]).status === 0, "convert");
+  const shapes = Object.fromEntries(Array.from({ length: 9 }, (_, i) => [`layers.${i}.w`, [[300 + i, 251]]])), train = path.join(scratch, "train.pt");
+  check(comparer(environment, scratch).run(["convert", put("train.safetensors", safetensors(shapes)), train]).status === 0, "convert");
   const bytes = fs.readFileSync(train);
   const opened = (from, remote, by = tessera) => {
     const reads = [], read = (offset, into) => { reads.push(offset); into.set(from.subarray(offset, offset + into.length)); };

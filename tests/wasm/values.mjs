@@ -56,7 +56,7 @@ export function testValues({ tessera, native, samples, targets, hasAllSamples, w
   });
 
   test("slices are those of the command line, refusals too", () => {
-    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-slices-")), out = path.join(folder, "x.bin");
+    const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-slices-")), out = path.join(directory, "x.bin");
     const target = path.join(samples, "dcp_tp_fsdp2"), get = (text) => spawnSync(native, ["get", target, text, "-o", out], { encoding: "utf8" });
     withOpened(target, (opened) => {
       const { fqn, shape } = JSON.parse(opened.document("inspect")).entries.find((e) => e.shape?.length === 2 && e.chunks.length > 1);
@@ -75,7 +75,7 @@ export function testValues({ tessera, native, samples, targets, hasAllSamples, w
       for (const call of [() => opened.read(1), () => opened.read(fqn, 1)]) check(errorOf(call) instanceof TypeError, `${call}`);
       check(get("nosuch").stderr.includes(errorOf(() => opened.read("nosuch")).message), "a name that is not there");
     });
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   });
 
   test("a large tensor is read in pieces", () => {

@@ -17,8 +17,8 @@ export const PATIENCE = Number(process.env.TESSERA_PATIENCE ?? 60_000);
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** Serves the viewer on a free port of the loopback address. */
-export function serve(folder = path.join(root, "web/dist")) {
-  const child = spawn(process.execPath, [path.join(root, "web/serve"), "0", folder], { stdio: ["ignore", "pipe", "inherit"] });
+export function serve(directory = path.join(root, "web/dist")) {
+  const child = spawn(process.execPath, [path.join(root, "web/serve"), "0", directory], { stdio: ["ignore", "pipe", "inherit"] });
   return new Promise((resolve, reject) => {
     child.once("error", reject);
     child.stdout.once("data", (line) => resolve({ url: String(line).trim(), stop: () => child.kill() }));
@@ -53,8 +53,8 @@ export const allowWorkers = (page, workers) => page.addInitScript((n) => {
 
 /** Chooses a directory, or files, through the page's own pickers. */
 export async function pick(page, target) {
-  const isFolder = fs.statSync(target).isDirectory();
-  const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: isFolder ? "Choose directory…" : "Choose files…" }).click()]);
+  const isDirectory = fs.statSync(target).isDirectory();
+  const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: isDirectory ? "Choose directory…" : "Choose files…" }).click()]);
   await chooser.setFiles(target);
 }
 

@@ -82,8 +82,8 @@ async function testTogether(page, context, url, at) {
     });
   }
   await test("two shards, and files of two ranks, are one checkpoint", async () => {
-    for (const [folder, names] of [["safetensors_index", ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"]], ["torch_ranks_replicated", fs.readdirSync(path.join(samples, "torch_ranks_replicated")).filter((n) => n.endsWith(".pt")).slice(0, 2)]]) {
-      await drop(...names.map((n) => path.join(samples, folder, n)));
+    for (const [directory, names] of [["safetensors_index", ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"]], ["torch_ranks_replicated", fs.readdirSync(path.join(samples, "torch_ranks_replicated")).filter((n) => n.endsWith(".pt")).slice(0, 2)]]) {
+      await drop(...names.map((n) => path.join(samples, directory, n)));
       await page.locator(".window .row .text, .page > .trouble").first().waitFor();
       check(await page.locator(".verdict-line").count() === 0, `${names} are compared`);
     }

@@ -46,7 +46,7 @@ async function testDrops(page, context, url) {
     const got = await page.locator(".top h1").textContent();
     check(got === title, `the title is '${got}'`);
   });
-  await opens("a dropped folder opens", ["dcp_fsdp2"], "dcp_fsdp2");
+  await opens("a dropped directory opens", ["dcp_fsdp2"], "dcp_fsdp2");
   await opens("a dropped file opens", ["safetensors_index/model-00001-of-00003.safetensors"], "model-00001-of-00003.safetensors");
   await test("of several checkpoints dropped together, one is chosen", async () => {
     await page.goto(url);
@@ -298,7 +298,7 @@ export async function testHabits({ page, url, context, broken }) {
       }
     }
     await page.goto(url);
-    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-")), own = path.join(folder, "a; b.safetensors");
+    const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-")), own = path.join(directory, "a; b.safetensors");
     fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), own);
     try {
       await pick(page, own);
@@ -308,7 +308,7 @@ export async function testHabits({ page, url, context, broken }) {
         check(command.includes(" 'a; b.safetensors' "), command);
       }
     } finally {
-      fs.rmSync(folder, { recursive: true });
+      fs.rmSync(directory, { recursive: true });
     }
   });
 

@@ -28,8 +28,8 @@ function write(file, header, data) {
 }
 
 /** Copies a model with its settings. `change` may change it. Returns its directory. */
-function model(folder, name, [file, settings], change = () => undefined) {
-  const { header, data } = parsed(path.join(TITAN, file)), at = path.join(folder, name);
+function model(directory, name, [file, settings], change = () => undefined) {
+  const { header, data } = parsed(path.join(TITAN, file)), at = path.join(directory, name);
   change(header, data);
   write(path.join(at, "model.safetensors"), header, data);
   fs.copyFileSync(path.join(TITAN, settings), path.join(at, "config.json"));
@@ -308,9 +308,9 @@ async function testNames(page, { titan, hf, wrapped, own }) {
 }
 
 /** Models of 54 MiB: layers.N.w of A becomes blocks.N.w, transposed. Values of two tensors differ. */
-function makeLarge(folder) {
+function makeLarge(directory) {
   const rows = 256, columns = 2048, count = 28, size = rows * columns;
-  const at = ["large-a.safetensors", "large-b.safetensors"].map((name) => path.join(folder, name)), map = path.join(folder, "large.json");
+  const at = ["large-a.safetensors", "large-b.safetensors"].map((name) => path.join(directory, name)), map = path.join(directory, "large.json");
   const [a, b] = [new Float32Array(size * count), new Float32Array(size * count)];
   for (let i = 0; i < a.length; i++) {
     const tensor = Math.floor(i / size), row = Math.floor((i % size) / columns), column = i % columns;
@@ -325,8 +325,8 @@ function makeLarge(folder) {
   return { at, map };
 }
 
-async function testTeam({ context, url }, folder) {
-  const { at: [a, b], map } = makeLarge(folder), page = await context.newPage();
+async function testTeam({ context, url }, directory) {
+  const { at: [a, b], map } = makeLarge(directory), page = await context.newPage();
   await allowWorkers(page, 3);
   await page.goto(url);
   await test("several workers compare A through the map", async () => {
@@ -361,38 +361,38 @@ async function testTied(page, { titan, hf }) {
   });
 }
 
-function makeModels(folder) {
-  const own = path.join(folder, "my map.json"), wrapped = path.join(folder, "wrapped.json"), all = (to) => JSON.stringify({ schema: "tessera.map/1", rules: [{ from: ["{all...}"], to: [to] }] });
+function makeModels(directory) {
+  const own = path.join(directory, "my map.json"), wrapped = path.join(directory, "wrapped.json"), all = (to) => JSON.stringify({ schema: "tessera.map/1", rules: [{ from: ["{all...}"], to: [to] }] });
   fs.writeFileSync(own, all("mine.{all...}"));
   fs.writeFileSync(wrapped, all("module._orig_mod.{all...}"));
-  const titan = model(folder, "titan", ["llama3.safetensors", "llama3.json"]), mine = path.join(folder, "mine.safetensors");
+  const titan = model(directory, "titan", ["llama3.safetensors", "llama3.json"]), mine = path.join(directory, "mine.safetensors");
   tessera("convert", titan, mine, "--map", own);
-  const few = { map: path.join(folder, "few.json"), made: path.join(folder, "few.safetensors") };
+  const few = { map: path.join(directory, "few.json"), made: path.join(directory, "few.safetensors") };
   fs.writeFileSync(few.map, JSON.stringify({ schema: "tessera.map/1", unmatched: "drop", rules: [{ from: ["layers.1.ffn_norm.weight"], to: ["few.norm"] }] }));
   tessera("convert", titan, few.made, "--map", few.map);
-  return { titan, mine, own, wrapped, few, hf: model(folder, "hf", ["llama3.hf.safetensors", "llama3.json"]), altered: model(folder, "altered", ["llama3.hf.safetensors", "llama3.json"], alter) };
+  return { titan, mine, own, wrapped, few, hf: model(directory, "hf", ["llama3.hf.safetensors", "llama3.json"]), altered: model(directory, "altered", ["llama3.hf.safetensors", "llama3.json"], alter) };
 }
 
 /** A model whose output layer is not the embedding, although its settings state that. */
-const makeUntied = (folder) => ({
-  titan: model(folder, "untied", ["llama3-tied.safetensors", "llama3-tied.json"], (header, data) => data.writeFloatLE(-9, header["lm_head.weight"].data_offsets[0])),
-  hf: model(folder, "untied-hf", ["llama3-tied.hf.safetensors", "llama3-tied.json"]),
+const makeUntied = (directory) => ({
+  titan: model(directory, "untied", ["llama3-tied.safetensors", "llama3-tied.json"], (header, data) => data.writeFloatLE(-9, header["lm_head.weight"].data_offsets[0])),
+  hf: model(directory, "untied-hf", ["llama3-tied.hf.safetensors", "llama3-tied.json"]),
 });
 
 export async function testMaps({ page, url, context, broken }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-maps-"));
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-maps-"));
   try {
-    const models = makeModels(folder);
+    const models = makeModels(directory);
     await page.goto(url);
     await page.locator(".samples button").first().waitFor();
     await testCompare(page, models);
     await testMisfit(page, models);
-    await testTied(page, makeUntied(folder));
+    await testTied(page, makeUntied(directory));
     await testNames(page, models);
     await testChoice(page, models);
-    await testTeam({ context, url }, folder);
+    await testTeam({ context, url }, directory);
     await test("no map breaks the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
 }

@@ -9,30 +9,30 @@ const kept = (page) => page.evaluate(async () => (await (await caches.open("tess
 const isKept = (page) => page.waitForFunction(() => document.documentElement.dataset.kept === "yes" && navigator.serviceWorker.controller);
 
 /** Publishes the same page, with another name for its script. */
-function publishNext(folder) {
-  const assets = path.join(folder, "assets"), old = fs.readdirSync(assets).find((n) => /^index-.*\.js$/.test(n));
+function publishNext(directory) {
+  const assets = path.join(directory, "assets"), old = fs.readdirSync(assets).find((n) => /^index-.*\.js$/.test(n));
   fs.renameSync(path.join(assets, old), path.join(assets, "index-next.js"));
   for (const name of ["index.html", "remote.html", "assets.json"]) {
-    const file = path.join(folder, name);
+    const file = path.join(directory, name);
     fs.writeFileSync(file, fs.readFileSync(file, "utf8").replaceAll(old, "index-next.js"));
   }
   return old;
 }
 
 export async function testOffline({ page, context, broken }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-dist-"));
-  fs.cpSync(path.join(root, "web/dist"), folder, { recursive: true });
-  const server = await serve(folder);
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-dist-"));
+  fs.cpSync(path.join(root, "web/dist"), directory, { recursive: true });
+  const server = await serve(directory);
   try {
     await test("every file of the page is kept", async () => {
       await page.goto(server.url);
       await isKept(page);
       const names = await kept(page);
-      for (const name of fs.readdirSync(path.join(folder, "assets"))) check(names.includes(`/assets/${name}`), `${name} is not kept`);
+      for (const name of fs.readdirSync(path.join(directory, "assets"))) check(names.includes(`/assets/${name}`), `${name} is not kept`);
       check(names.includes("/") && names.includes("/samples.json"), names.join(" "));
     });
     await test("a new version replaces the old one, also without a network", async () => {
-      const old = publishNext(folder);
+      const old = publishNext(directory);
       await page.reload();
       await isKept(page);
       const names = await kept(page);
@@ -58,6 +58,6 @@ export async function testOffline({ page, context, broken }) {
     await test("offline does not break the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {
     server.stop();
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
 }

@@ -129,12 +129,12 @@ export async function lendDirectory(page, name) {
 
 async function testWhole(page, scratch) {
   await test("of files that do not open together, those that are whole are shown, and open alone", async () => {
-    const folder = path.join(scratch, "partly");
-    fs.mkdirSync(folder);
-    fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), path.join(folder, "good.safetensors"));
-    fs.copyFileSync(path.join(samples, "broken_safetensors_not_json/model.safetensors"), path.join(folder, "bad.safetensors"));
+    const directory = path.join(scratch, "partly");
+    fs.mkdirSync(directory);
+    fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), path.join(directory, "good.safetensors"));
+    fs.copyFileSync(path.join(samples, "broken_safetensors_not_json/model.safetensors"), path.join(directory, "bad.safetensors"));
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
-    await pick(page, folder);
+    await pick(page, directory);
     const whole = page.getByRole("region", { name: "What is whole" });
     await whole.locator("li", { hasText: "good.safetensors" }).getByText("opens on its own: 3 tensors, 56 B").waitFor();
     await whole.locator("li .failed", { hasText: "bad.safetensors" }).waitFor();

@@ -65,8 +65,8 @@ worker.onmessage = ({ data }) => { if (data === "ready") input.onchange = () => 
   try {
     await page.goto(served.url);
     await page.locator('pre[data-ready="yes"]').waitFor({ state: "attached" });
-    const folder = path.join(samples, "broken_dcp_hole");
-    await page.locator("input").setInputFiles(fs.readdirSync(folder).map((n) => path.join(folder, n)));
+    const directory = path.join(samples, "broken_dcp_hole");
+    await page.locator("input").setInputFiles(fs.readdirSync(directory).map((n) => path.join(directory, n)));
     await page.locator("pre", { hasText: "layout/hole" }).waitFor();
   } finally {
     served.stop();

@@ -12,10 +12,10 @@ import { fromMenu, goTo, openSample } from "./views.mjs";
 const TYPES = { float32: ["F32", 4, (v) => Buffer.from(Float32Array.from(v).buffer)], int64: ["I64", 8, (v) => Buffer.from(BigInt64Array.from(v.map(BigInt)).buffer)], complex64: ["C64", 8, (v) => Buffer.from(Float32Array.from(v).buffer)] };
 
 /** Writes a safetensors file of tensors: [dtype, shape, values] by name. */
-export function made(folder, name, tensors) {
+export function made(directory, name, tensors) {
   let at = 0;
   const bodies = Object.values(tensors).map(([dtype, , values]) => TYPES[dtype][2](values));
-  const header = Buffer.from(JSON.stringify(Object.fromEntries(Object.entries(tensors).map(([key, [dtype, shape]], i) => [key, { dtype: TYPES[dtype][0], shape, data_offsets: [at, (at += bodies[i].length)] }])))), size = Buffer.alloc(8), file = path.join(folder, name);
+  const header = Buffer.from(JSON.stringify(Object.fromEntries(Object.entries(tensors).map(([key, [dtype, shape]], i) => [key, { dtype: TYPES[dtype][0], shape, data_offsets: [at, (at += bodies[i].length)] }])))), size = Buffer.alloc(8), file = path.join(directory, name);
   size.writeBigUInt64LE(BigInt(header.length));
   fs.writeFileSync(file, Buffer.concat([size, header, ...bodies]));
   return file;

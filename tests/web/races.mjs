@@ -200,7 +200,7 @@ async function testTrouble(page, url) {
     check(await title(page) === "dcp_fsdp2", await title(page));
   });
   await test("a file that changed while it was open: a message, and the page goes on", async () => {
-    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-")), own = path.join(folder, "model.safetensors");
+    const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-")), own = path.join(directory, "model.safetensors");
     try {
       fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), own);
       await home(page);
@@ -217,7 +217,7 @@ async function testTrouble(page, url) {
       await openSample(page, "dcp_fsdp2");
       check(await page.locator(".trouble").count() === 0, "the trouble stayed");
     } finally {
-      fs.rmSync(folder, { recursive: true });
+      fs.rmSync(directory, { recursive: true });
     }
   });
   await test("a URL that is none, and a site that answers with another part, are told", async () => {

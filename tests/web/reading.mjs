@@ -295,9 +295,9 @@ async function testAnnounced() {
 }
 
 /** Makes a model of 48 MiB as a DCP of eight ranks, and the same with one flipped bit. */
-function makeCheckpoints(folder) {
+function makeCheckpoints(directory) {
   const each = 6 * MIB, header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: 8 }, (_, i) => [`layers.${i}.w`, { dtype: "I32", shape: [each / 4], data_offsets: [i * each, (i + 1) * each] }]))));
-  const size = Buffer.alloc(8), at = (name) => path.join(folder, name);
+  const size = Buffer.alloc(8), at = (name) => path.join(directory, name);
   size.writeBigUInt64LE(BigInt(header.length));
   fs.writeFileSync(at("model.safetensors"), Buffer.concat([size, header, noise(8 * each, 3)]));
   tessera("convert", at("model.safetensors"), at("sound"), "--to", "dcp");
@@ -314,7 +314,7 @@ async function open(page, url, target) {
   await page.locator(".window .row .text").first().waitFor();
 }
 
-async function testWork({ page, url, made, folder }) {
+async function testWork({ page, url, made, directory }) {
   await test("a flipped bit in 48 MiB is found where the command finds it", async () => {
     await open(page, url, made.flipped);
     await goTo(page, /^Problems/);
@@ -337,7 +337,7 @@ async function testWork({ page, url, made, folder }) {
     await page.locator("form.questions").getByLabel("Form", { exact: true }).selectOption("safetensors");
     await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
     const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save…", exact: true }).click()]);
-    const expected = path.join(folder, "native.safetensors");
+    const expected = path.join(directory, "native.safetensors");
     tessera("convert", made.sound, expected, "--to", "safetensors");
     check(fs.readFileSync(await file.path()).equals(fs.readFileSync(expected)), "it has other bytes");
   });
@@ -347,15 +347,15 @@ export async function testReading({ context, url, broken }) {
   await testBytes();
   await testStreams();
   await testAnnounced();
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-reading-"));
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-reading-"));
   try {
-    const made = makeCheckpoints(folder);
+    const made = makeCheckpoints(directory);
     const page = await context.newPage();
     await page.addInitScript(() => { globalThis.showSaveFilePicker = globalThis.showDirectoryPicker = undefined; });
-    await testWork({ page, url, made, folder });
+    await testWork({ page, url, made, directory });
     await page.close();
   } finally {
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
   await test("reading ahead does not break the page", () => check(broken.length === 0, broken.join("; ")));
 }

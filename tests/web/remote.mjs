@@ -13,11 +13,11 @@ const python = path.join(root, ".local/venv/bin/python");
 
 /** A server for the files below a directory, with or without ranges, and open to other sites or not. `asked` lists the
  *  requests. */
-function site(folder, { ranges = true, cors = true } = {}) {
+function site(directory, { ranges = true, cors = true } = {}) {
   const asked = [];
   const server = http.createServer((request, response) => {
     const allow = cors ? { "Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "Range", "Access-Control-Expose-Headers": "Content-Range" } : {};
-    const file = path.join(folder, decodeURIComponent(request.url)), range = ranges && /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "");
+    const file = path.join(directory, decodeURIComponent(request.url)), range = ranges && /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "");
     if (request.method === "OPTIONS" || !fs.existsSync(file)) return void response.writeHead(request.method === "OPTIONS" ? 204 : 404, allow).end();
     const bytes = fs.readFileSync(file), [from, to] = range ? [Number(range[1]), Math.min(Number(range[2]), bytes.length - 1)] : [0, bytes.length - 1];
     asked.push({ name: path.basename(file), bytes: to - from + 1 });
@@ -28,8 +28,8 @@ function site(folder, { ranges = true, cors = true } = {}) {
 }
 
 /** Opens `name` of a site in the page, and checks the result. */
-async function onSite(page, url, { folder, name, ...traits }, body) {
-  const there = await site(folder, traits);
+async function onSite(page, url, { directory, name, ...traits }, body) {
+  const there = await site(directory, traits);
   try {
     await page.goto(`${url}remote.html`);
     await page.getByLabel(/^URL/).fill(there.url + name);
@@ -43,7 +43,7 @@ async function onSite(page, url, { folder, name, ...traits }, body) {
 const firstRow = (page) => page.locator(".window .row .text").first().waitFor();
 
 async function testOtherSites(page, url) {
-  const on = (traits, body) => onSite(page, url, { folder: path.join(samples, "safetensors_index"), name: "model-00001-of-00003.safetensors", ...traits }, body);
+  const on = (traits, body) => onSite(page, url, { directory: path.join(samples, "safetensors_index"), name: "model-00001-of-00003.safetensors", ...traits }, body);
   await test("the ordinary page reads from no other site, and hands the URL to the page that may", async () => {
     await page.goto(url);
     await page.getByLabel(/^URL/).fill("http://127.0.0.1:1/model.safetensors");
@@ -68,8 +68,8 @@ async function testOtherSites(page, url) {
 }
 
 /** Opening costs requests and bytes. The limits are those of the project's targets. */
-async function testCosts(page, url, folder) {
-  await test("a torch.save file of 389 records opens with few requests, and a value with one more", () => onSite(page, url, { folder, name: "records.pt" }, async ({ asked }) => {
+async function testCosts(page, url, directory) {
+  await test("a torch.save file of 389 records opens with few requests, and a value with one more", () => onSite(page, url, { directory, name: "records.pt" }, async ({ asked }) => {
     await firstRow(page);
     await page.getByText("383 tensors").first().waitFor();
     const opened = asked.length;
@@ -80,24 +80,24 @@ async function testCosts(page, url, folder) {
     await page.locator("section[aria-label=Values]", { hasText: "251.5" }).waitFor();
     check(asked.length <= opened + 2, JSON.stringify(asked.slice(opened)));
   }));
-  await test("a DCP of 1,024 files opens with its metadata read once, and a byte of each file", () => onSite(page, url, { folder: path.join(folder, "dcp_1024"), name: ".metadata" }, async ({ asked }) => {
+  await test("a DCP of 1,024 files opens with its metadata read once, and a byte of each file", () => onSite(page, url, { directory: path.join(directory, "dcp_1024"), name: ".metadata" }, async ({ asked }) => {
     await firstRow(page);
     await page.locator(".verdict").waitFor();
-    const size = fs.statSync(path.join(folder, "dcp_1024/.metadata")).size, of = (isMetadata) => asked.filter((a) => (a.name === ".metadata") === isMetadata);
+    const size = fs.statSync(path.join(directory, "dcp_1024/.metadata")).size, of = (isMetadata) => asked.filter((a) => (a.name === ".metadata") === isMetadata);
     check(of(true).reduce((n, a) => n + a.bytes, 0) <= 2 * size, JSON.stringify(of(true)));
     check(of(false).length === 1024 && of(false).every((a) => a.bytes === 1) && new Set(of(false).map((a) => a.name)).size === 1024, `${of(false).length} requests`);
   }));
 }
 
 /** Values of objects are shown where that costs no request. */
-async function testObjects(page, url, folder) {
-  await test("the rows of a torch.save file at a URL have the values of its objects, without a request", () => onSite(page, url, { folder, name: "objects.pt" }, async ({ asked }) => {
+async function testObjects(page, url, directory) {
+  await test("the rows of a torch.save file at a URL have the values of its objects, without a request", () => onSite(page, url, { directory, name: "objects.pt" }, async ({ asked }) => {
     await firstRow(page);
     await page.locator(".window .row", { hasText: "step" }).locator(".value", { hasText: "1001" }).waitFor();
     await page.locator("section[aria-label=Summary]", { hasText: "1001" }).waitFor();
     check(asked.reduce((sum, a) => sum + a.bytes, 0) < 400_000, JSON.stringify(asked));
   }));
-  await test("an object of a DCP at a URL, which is a request, is read when it is chosen", () => onSite(page, url, { folder: path.join(folder, "dcp_objects"), name: ".metadata" }, async ({ asked }) => {
+  await test("an object of a DCP at a URL, which is a request, is read when it is chosen", () => onSite(page, url, { directory: path.join(directory, "dcp_objects"), name: ".metadata" }, async ({ asked }) => {
     await firstRow(page);
     await page.locator("section[aria-label=Summary], aside .quiet").first().waitFor();
     const opened = asked.length;

@@ -12,13 +12,13 @@ const reports = [["validate", at("broken_dcp_hole")], ["validate", "--deep", at(
 
 /** In the types, words are unions of literals, so the document must be a literal in the source. */
 function compiles(text) {
-  const folder = fs.mkdtempSync(path.join(root, "web/node_modules/.sarif-"));
-  const file = path.join(folder, "log.ts");
+  const directory = fs.mkdtempSync(path.join(root, "web/node_modules/.sarif-"));
+  const file = path.join(directory, "log.ts");
   try {
     fs.writeFileSync(file, `import type { Log } from "sarif";\nexport const log: Log = ${text};\n`);
     return spawnSync(path.join(root, "web/node_modules/.bin/tsc"), ["--noEmit", "--strict", "--skipLibCheck", "--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler", "--types", "sarif", file], { cwd: path.join(root, "web"), encoding: "utf8" });
   } finally {
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
 }
 

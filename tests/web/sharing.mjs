@@ -27,8 +27,8 @@ function writeModel(at, change) {
 }
 
 /** A: a DCP. B: safetensors in several files, with different values (one is NaN), a renamed tensor and a missing one. */
-function makePair(folder) {
-  const at = (name) => path.join(folder, name), a = at("a"), b = at("b"), short = at("short");
+function makePair(directory) {
+  const at = (name) => path.join(directory, name), a = at("a"), b = at("b"), short = at("short");
   writeModel(at("a.safetensors"), () => undefined);
   writeModel(at("b.safetensors"), (tensors) => {
     tensors.get(nameOf(3))[77] += 0.5;
@@ -244,8 +244,8 @@ async function testPage({ context, url }, { a, b, short }) {
 }
 
 /** A DCP of 70 MiB with NaN in two tensors and a byte changed in each half of its file. */
-function makeDamaged(folder) {
-  const at = (name) => path.join(folder, name);
+function makeDamaged(directory) {
+  const at = (name) => path.join(directory, name);
   writeModel(at("d.safetensors"), (tensors) => {
     [2, 25].forEach((i) => tensors.get(nameOf(i)).fill(NaN, 3, 3 + i));
     for (let i = TENSORS; i < TENSORS + 8; i++) tensors.set(nameOf(i), Float32Array.from({ length: ELEMENTS }, (_, k) => i + k / 3));
@@ -312,16 +312,16 @@ async function testPageChecks({ context, url }, damaged) {
 }
 
 export async function testSharing({ context, url, broken }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sharing-"));
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sharing-"));
   try {
     await testTroubles();
-    const pair = makePair(folder);
+    const pair = makePair(directory);
     await testParts(pair);
     await testChecks();
     await testPage({ context, url }, pair);
-    await testPageChecks({ context, url }, makeDamaged(folder));
+    await testPageChecks({ context, url }, makeDamaged(directory));
   } finally {
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
   await test("sharing work does not break the page", () => check(broken.length === 0, broken.join("; ")));
 }

@@ -55,10 +55,10 @@ async function testHeld(page, context, url) {
 }
 
 async function testDrops(page, url, drop, scratch) {
-  const notes = path.join(scratch, "notes.txt"), folder = path.join(scratch, "folder");
-  fs.mkdirSync(folder);
-  for (const at of [notes, path.join(folder, "readme.txt")]) fs.writeFileSync(at, "not a checkpoint\n");
-  for (const [what, target, view, mark] of [["file", notes, "Files", ".treemap"], ["directory", folder, "Convert…", "section[aria-label=Convert]"], ["file below a long list", notes, "Contents", ".window .row"]]) {
+  const notes = path.join(scratch, "notes.txt"), directory = path.join(scratch, "directory");
+  fs.mkdirSync(directory);
+  for (const at of [notes, path.join(directory, "readme.txt")]) fs.writeFileSync(at, "not a checkpoint\n");
+  for (const [what, target, view, mark] of [["file", notes, "Files", ".treemap"], ["directory", directory, "Convert…", "section[aria-label=Convert]"], ["file below a long list", notes, "Contents", ".window .row"]]) {
     await test(`a dropped ${what} that is not a checkpoint leaves the open one as it is, and says so there`, async () => {
       await page.goto(url);
       await page.locator(".samples button").first().waitFor();

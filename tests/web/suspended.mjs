@@ -6,13 +6,13 @@ import { root, samples, serve } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 
 /** Makes a directory to serve: the package's scripts, both files of the module, and one sample. */
-function packageFolder(sample) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-suspended-"));
-  for (const name of fs.readdirSync(path.join(root, "wasm")).filter((n) => n.endsWith(".js"))) fs.copyFileSync(path.join(root, "wasm", name), path.join(folder, name));
-  for (const name of ["tessera.wasm", "tessera-writers.wasm"]) fs.copyFileSync(path.join(root, "build/wasm/bin", name), path.join(folder, name));
-  fs.cpSync(path.join(samples, sample), path.join(folder, sample), { recursive: true });
-  fs.writeFileSync(path.join(folder, "index.html"), "<!doctype html><title>suspended</title>");
-  return { folder, names: fs.readdirSync(path.join(folder, sample)) };
+function packageDirectory(sample) {
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-suspended-"));
+  for (const name of fs.readdirSync(path.join(root, "wasm")).filter((n) => n.endsWith(".js"))) fs.copyFileSync(path.join(root, "wasm", name), path.join(directory, name));
+  for (const name of ["tessera.wasm", "tessera-writers.wasm"]) fs.copyFileSync(path.join(root, "build/wasm/bin", name), path.join(directory, name));
+  fs.cpSync(path.join(samples, sample), path.join(directory, sample), { recursive: true });
+  fs.writeFileSync(path.join(directory, "index.html"), "<!doctype html><title>suspended</title>");
+  return { directory, names: fs.readdirSync(path.join(directory, sample)) };
 }
 
 /** Runs in the page: opens the sample with sources that fetch, and returns what the tests need. */
@@ -80,7 +80,7 @@ async function throwingPrefetch() {
 }
 
 export async function testSuspended({ page }) {
-  const sample = "dcp_fsdp2", { folder, names } = packageFolder(sample), server = await serve(folder);
+  const sample = "dcp_fsdp2", { directory, names } = packageDirectory(sample), server = await serve(directory);
   try {
     await page.goto(server.url);
     const canWait = await page.evaluate(prepare, { sample, names });
@@ -103,6 +103,6 @@ export async function testSuspended({ page }) {
     });
   } finally {
     server.stop();
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
 }

@@ -56,14 +56,14 @@ function prepare(listed) {
   t.errorOf = async (work) => { try { await work(); return "none"; } catch (e) { return e.message; } };
 }
 
-function makeSite(folder) {
-  fs.writeFileSync(path.join(folder, "index.html"), "<!doctype html><title>waiting</title>");
-  for (const name of fs.readdirSync(path.join(root, "wasm")).filter((n) => n.endsWith(".js"))) fs.copyFileSync(path.join(root, "wasm", name), path.join(folder, name));
-  for (const name of ["tessera.wasm", "tessera-writers.wasm"]) fs.copyFileSync(path.join(root, "build/wasm/bin", name), path.join(folder, name));
-  for (const sample of SAMPLES) fs.cpSync(path.join(samples, sample), path.join(folder, sample), { recursive: true });
+function makeSite(directory) {
+  fs.writeFileSync(path.join(directory, "index.html"), "<!doctype html><title>waiting</title>");
+  for (const name of fs.readdirSync(path.join(root, "wasm")).filter((n) => n.endsWith(".js"))) fs.copyFileSync(path.join(root, "wasm", name), path.join(directory, name));
+  for (const name of ["tessera.wasm", "tessera-writers.wasm"]) fs.copyFileSync(path.join(root, "build/wasm/bin", name), path.join(directory, name));
+  for (const sample of SAMPLES) fs.cpSync(path.join(samples, sample), path.join(directory, sample), { recursive: true });
 }
 
-async function testResults(page, folder) {
+async function testResults(page, directory) {
   await test("conversions that wait write what the command writes, also two at a time in one module", async () => {
     const written = await page.evaluate(async ([names, options]) => {
       const module = await tessera.load(), opened = await Promise.all(names.map((name) => tessera.open(module, name)));
@@ -72,7 +72,7 @@ async function testResults(page, folder) {
       return opened.map(({ state }, i) => ({ fetched: state.fetched, bytes: Array.from(sinks[i].bytes) }));
     }, [SAMPLES, RANGES]);
     written.forEach(({ fetched, bytes }, i) => {
-      const out = path.join(folder, `${SAMPLES[i]}.safetensors`);
+      const out = path.join(directory, `${SAMPLES[i]}.safetensors`);
       tessera("convert", path.join(samples, SAMPLES[i]), out, "--to", "safetensors", "--objects", "drop");
       check(fetched > 3, `${fetched} ranges were fetched`);
       check(fs.readFileSync(out).equals(Buffer.from(bytes)), `${SAMPLES[i]} has other bytes`);
@@ -153,18 +153,18 @@ async function testMeanwhile(page) {
 }
 
 export async function testWaiting({ page }) {
-  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-waiting-"));
-  makeSite(folder);
-  const served = await serve(folder);
+  const directory = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-waiting-"));
+  makeSite(directory);
+  const served = await serve(directory);
   try {
     await page.goto(served.url);
     await page.evaluate(prepare, Object.fromEntries(SAMPLES.map((name) => [name, fs.readdirSync(path.join(samples, name))])));
     await test("the engine can wait", async () => check(await page.evaluate(() => typeof WebAssembly.Suspending === "function"), "it has no WebAssembly.Suspending"));
-    await testResults(page, folder);
+    await testResults(page, directory);
     await testAnnounced(page);
     await testMeanwhile(page);
   } finally {
     served.stop();
-    fs.rmSync(folder, { recursive: true });
+    fs.rmSync(directory, { recursive: true });
   }
 }

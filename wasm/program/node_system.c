@@ -10,7 +10,7 @@
 #define HOST(name) __attribute__((import_module("tessera"), import_name(name)))
 
 HOST("lock") int host_lock(int fd);
-HOST("link") int host_link(int folder, const char *from, int to_folder, const char *to);
+HOST("link") int host_link(int directory, const char *from, int to_directory, const char *to);
 HOST("process_id") int host_process_id(void);
 HOST("user_id") int host_user_id(void);
 HOST("end_by_signal") void host_end_by_signal(int number);
@@ -26,7 +26,7 @@ char *__real_strerror(int code);
 long __wrap___syscall_getpid(void);
 long __wrap___syscall_getppid(void);
 long __wrap___syscall_geteuid32(void);
-long __wrap___syscall_linkat(long folder, long from, long to_folder, long to, long flags);
+long __wrap___syscall_linkat(long directory, long from, long to_directory, long to, long flags);
 long __wrap___syscall_uname(long out);
 
 int tessera_run(int argc, char **argv)
@@ -95,10 +95,10 @@ long __wrap___syscall_geteuid32(void)
     return host_user_id();
 }
 
-long __wrap___syscall_linkat(long folder, long from, long to_folder, long to, long flags)
+long __wrap___syscall_linkat(long directory, long from, long to_directory, long to, long flags)
 {
     (void)flags;
-    return -host_link((int)folder, (const char *)from, (int)to_folder, (const char *)to);
+    return -host_link((int)directory, (const char *)from, (int)to_directory, (const char *)to);
 }
 
 long __wrap___syscall_uname(long out)

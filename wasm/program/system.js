@@ -101,9 +101,9 @@ export class System {
   }
 
   /** The path of a name in an open directory. */
-  at(folder, path) {
-    if (folder === AT_FDCWD || isAbsolute(path, this.isWindows)) return path;
-    const file = this.file(folder);
+  at(directory, path) {
+    if (directory === AT_FDCWD || isAbsolute(path, this.isWindows)) return path;
+    const file = this.file(directory);
     if (!file.directory) throw failure("ENOTDIR");
     const now = this.identity(file.path);
     if (now.dev !== file.directory.dev || now.ino !== file.directory.ino) throw failure("ESTALE");
@@ -125,8 +125,8 @@ export class System {
     return flags;
   }
 
-  openAt(folder, path, flags, mode) {
-    const full = this.at(folder, path), fs = this.fs;
+  openAt(directory, path, flags, mode) {
+    const full = this.at(directory, path), fs = this.fs;
     if (!(flags & OPEN.CREAT)) {
       const info = flags & OPEN.NOFOLLOW ? fs.lstatSync(this.native(full)) : fs.statSync(this.native(full));
       if (info.isSymbolicLink()) throw failure(flags & OPEN.DIRECTORY ? "ENOTDIR" : "ELOOP");
@@ -346,7 +346,7 @@ export class System {
         return numberOf(error);
       }
     };
-    const lacking = () => -ERRNO.ENOSYS, path = (folder, at) => this.at(folder, this.text(at)), fs = this.fs;
+    const lacking = () => -ERRNO.ENOSYS, path = (directory, at) => this.at(directory, this.text(at)), fs = this.fs;
     const mode = (varargs) => (varargs ? this.view.getUint32(varargs, true) : 0);
     const clock = (id, out) => {
       const now = id === 0 ? BigInt(Date.now()) * 1000000n : process.hrtime.bigint();
@@ -387,23 +387,23 @@ export class System {
       _mmap_js: lacking, // so that files are read instead of being mapped
       _munmap_js: lacking,
       __syscall_open: call((at, flags, varargs) => this.openAt(AT_FDCWD, this.text(at), flags, mode(varargs))),
-      __syscall_openat: call((folder, at, flags, varargs) => this.openAt(folder, this.text(at), flags, mode(varargs))),
+      __syscall_openat: call((directory, at, flags, varargs) => this.openAt(directory, this.text(at), flags, mode(varargs))),
       __syscall_fstat64: call((fd, out) => this.putStat(out, this.statOf(fd))),
       __syscall_stat64: call((at, out) => this.putStat(out, this.statPath(this.text(at), true))),
       __syscall_lstat64: call((at, out) => this.putStat(out, this.statPath(this.text(at), false))),
-      __syscall_fstatat64: call((folder, at, out, flags) => {
+      __syscall_fstatat64: call((directory, at, out, flags) => {
         const name = this.text(at);
-        if (name === "" && flags & AT_EMPTY_PATH) return this.putStat(out, this.statOf(folder));
-        return this.putStat(out, this.statPath(this.at(folder, name), !(flags & AT_SYMLINK_NOFOLLOW)));
+        if (name === "" && flags & AT_EMPTY_PATH) return this.putStat(out, this.statOf(directory));
+        return this.putStat(out, this.statPath(this.at(directory, name), !(flags & AT_SYMLINK_NOFOLLOW)));
       }),
       __syscall_ftruncate64: call((fd, low, high) => fs.ftruncateSync(this.descriptor(fd), (high >>> 0) * 2 ** 32 + (low >>> 0))),
       __syscall_getdents64: call((fd, at, size) => this.entries(fd, at, size)),
-      __syscall_mkdirat: call((folder, at, bits) => fs.mkdirSync(this.native(path(folder, at)), { mode: bits })),
+      __syscall_mkdirat: call((directory, at, bits) => fs.mkdirSync(this.native(path(directory, at)), { mode: bits })),
       __syscall_rename: call((from, to) => this.rename(this.text(from), this.text(to))),
-      __syscall_renameat: call((folder, from, toFolder, to) => this.rename(path(folder, from), path(toFolder, to))),
+      __syscall_renameat: call((directory, from, toDirectory, to) => this.rename(path(directory, from), path(toDirectory, to))),
       __syscall_unlink: call((at) => fs.unlinkSync(this.native(this.text(at)))),
-      __syscall_unlinkat: call((folder, at, flags) => {
-        const name = this.native(path(folder, at));
+      __syscall_unlinkat: call((directory, at, flags) => {
+        const name = this.native(path(directory, at));
         if (!(flags & AT_REMOVEDIR)) return void fs.unlinkSync(name);
         if (fs.lstatSync(name).isSymbolicLink()) throw failure("ENOTDIR");
         fs.rmdirSync(name);
@@ -419,7 +419,7 @@ export class System {
         this.bytes(out, name.length + 1).set([...name, 0]);
         return name.length + 1;
       }),
-      __syscall_faccessat: call((folder, at, bits) => fs.accessSync(this.native(path(folder, at)), bits)),
+      __syscall_faccessat: call((directory, at, bits) => fs.accessSync(this.native(path(directory, at)), bits)),
       __syscall_chmod: call((at, bits) => fs.chmodSync(this.native(this.text(at)), bits)),
       __syscall_fchmod: call((fd, bits) => {
         const file = this.file(fd);
@@ -480,7 +480,7 @@ export class System {
           file.release = release;
           return error ? ERRNO[error] : 0;
         },
-        link: (folder, from, toFolder, to) => -call(() => fs.linkSync(this.native(path(folder, from)), this.native(path(toFolder, to))))(),
+        link: (directory, from, toDirectory, to) => -call(() => fs.linkSync(this.native(path(directory, from)), this.native(path(toDirectory, to))))(),
         process_id: () => process.pid,
         user_id: () => process.geteuid?.() ?? 0,
         unfinished: (is) => this.options.signals?.unfinished(is !== 0),

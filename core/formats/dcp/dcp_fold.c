@@ -260,17 +260,17 @@ typedef struct known_key {
 } known_key;
 
 /* State that only the parse needs. */
-typedef struct folder {
+typedef struct decoder {
     tsr_dcp_metadata *metadata;
     uint64_t chunk_bound; /* limit on the chunks of all tensors together: each takes at least one byte of the file */
     uint64_t chunk_count;
     tsr_dcp_dims_store dims;
     known_key keys[ID_FOLDED][KEY_CACHE]; /* by class and position */
-} folder;
+} decoder;
 
 /* One object being folded. */
 typedef struct item {
-    folder *folder;
+    decoder *decoder;
     const tsr_pickle *pickle;
     const tsr_pickle_parts *parts;
     tsr_error *err;
@@ -280,7 +280,7 @@ typedef struct item {
 
 static tsr_status add_record(item *it, const uint64_t *words, size_t count, tsr_ref *out)
 {
-    tsr_vec *records = &it->folder->metadata->records;
+    tsr_vec *records = &it->decoder->metadata->records;
     TSR_FAIL_AT(records->count + count >= TSR_DCP_DIMS_FLAG, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: too many records (more than %u words)", TSR_DCP_DIMS_FLAG);
     TSR_TRY(tsr_vec_reserve(records, count, it->err));
@@ -301,7 +301,7 @@ const uint64_t *tsr_dcp_record(const tsr_dcp_metadata *metadata, tsr_ref ref, ts
 
 static tsr_status add_dims(item *it, const int64_t *values, int ndim, uint32_t *id)
 {
-    return dcp_dims_add(&it->folder->dims, values, ndim, it->parts->position, id, it->err);
+    return dcp_dims_add(&it->decoder->dims, values, ndim, it->parts->position, id, it->err);
 }
 
 /* The dims of a plain tuple or list. */
@@ -351,7 +351,7 @@ static tsr_status take_attributes(item *it, const char *class_name, tsr_ref *val
 {
     const tsr_pickle_parts *parts = it->parts;
     const tsr_ref *items = parts->items;
-    known_key *known = it->folder->keys[parts->class_id];
+    known_key *known = it->decoder->keys[parts->class_id];
     size_t count = parts->count / 2;
     bool same = count <= KEY_CACHE;
     unsigned bits = 0;
@@ -385,8 +385,8 @@ static tsr_status fold_chunk(item *it, tsr_ref *out)
     TSR_TRY(need(it, "ChunkStorageMetadata", found, KEY_SIZES));
     TSR_TRY(take_dims(it, values[KEY_OFFSETS], &offsets));
     TSR_TRY(take_dims(it, values[KEY_SIZES], &sizes));
-    tsr_dcp_dims(it->folder->metadata, offsets, &offsets_ndim);
-    tsr_dcp_dims(it->folder->metadata, sizes, &sizes_ndim);
+    tsr_dcp_dims(it->decoder->metadata, offsets, &offsets_ndim);
+    tsr_dcp_dims(it->decoder->metadata, sizes, &sizes_ndim);
     if (offsets_ndim != sizes_ndim)
         return malformed(it, "dcp: a chunk has %u offsets but %u sizes", offsets_ndim, sizes_ndim);
     uint64_t word = TSR_DCP_CHUNK | (uint64_t)offsets << 4 | (uint64_t)sizes << 32;
@@ -402,7 +402,7 @@ static tsr_status fold_index(item *it, tsr_ref *out)
     TSR_TRY(take_attributes(it, "MetadataIndex", values, &found));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_FQN]) != TSR_PICKLE_STR)
         return malformed(it, "dcp: a MetadataIndex lacks the string 'fqn'");
-    TSR_TRY(tsr_dcp_names_add(&it->folder->metadata->fqns, tsr_pickle_text(it->pickle, values[KEY_FQN]), &fqn, it->err));
+    TSR_TRY(tsr_dcp_names_add(&it->decoder->metadata->fqns, tsr_pickle_text(it->pickle, values[KEY_FQN]), &fqn, it->err));
     if (values[KEY_OFFSET]) TSR_TRY(take_dims(it, values[KEY_OFFSET], &offset));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_INDEX]) == TSR_PICKLE_INT) {
         int64_t index = tsr_pickle_int(it->pickle, values[KEY_INDEX]);
@@ -421,7 +421,7 @@ static tsr_dcp_transform take_transforms(item *it, tsr_ref list)
     for (size_t i = 0; i < count; i++) {
         const bool zstd = tsr_str_equal(tsr_pickle_text(it->pickle, items[i]), TSR_STR("stream.zstd/1"));
         transform = zstd && count == 1 ? TSR_DCP_ZSTD : TSR_DCP_EXTENDED;
-        if ((!zstd || count > 1) && !it->folder->metadata->extension) it->folder->metadata->extension = items[i];
+        if ((!zstd || count > 1) && !it->decoder->metadata->extension) it->decoder->metadata->extension = items[i];
     }
     return transform;
 }
@@ -441,7 +441,7 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
     }
     const tsr_dcp_transform transform = take_transforms(it, values[KEY_TRANSFORMS]);
     tsr_str text = tsr_pickle_text(it->pickle, values[KEY_RELATIVE_PATH]);
-    TSR_TRY(tsr_dcp_names_add(&it->folder->metadata->paths, text, &path, it->err));
+    TSR_TRY(tsr_dcp_names_add(&it->decoder->metadata->paths, text, &path, it->err));
     uint64_t words[3] = {TSR_DCP_STORAGE | (uint64_t)transform << 8 | (uint64_t)path << 32,
                          (uint64_t)tsr_pickle_int(it->pickle, values[KEY_OFFSET]),
                          (uint64_t)tsr_pickle_int(it->pickle, values[KEY_LENGTH])};
@@ -451,7 +451,7 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
 /* Finds where the CHUNK records of a list are stored one after the other, copying them there if they are not. */
 static tsr_status gather_chunks(item *it, const tsr_ref *chunks, size_t count, uint64_t *first, tsr_error *err)
 {
-    tsr_dcp_metadata *metadata = it->folder->metadata;
+    tsr_dcp_metadata *metadata = it->decoder->metadata;
     bool consecutive = true;
     for (size_t i = 0; i < count; i++) {
         if (!tsr_dcp_record(metadata, chunks[i], TSR_DCP_CHUNK)) {
@@ -478,13 +478,13 @@ static tsr_status fold_tensor(item *it, tsr_ref *out)
     TSR_TRY(take_attributes(it, "TensorStorageMetadata", values, &found));
     for (int key = KEY_PROPERTIES; key <= KEY_CHUNKS; key++)
         TSR_TRY(need(it, "TensorStorageMetadata", found, (enum key)key));
-    const uint64_t *properties = tsr_dcp_record(it->folder->metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
+    const uint64_t *properties = tsr_dcp_record(it->decoder->metadata, values[KEY_PROPERTIES], TSR_DCP_PROPERTIES);
     if (!properties) return malformed(it, "dcp: the 'properties' of a TensorStorageMetadata are not TensorProperties");
     uint64_t kept = *properties & 0xFFFF00; /* dtype and requires_grad, which a TENSOR has at the same bits */
     TSR_TRY(take_dims(it, values[KEY_SIZE], &size));
     const tsr_ref *chunks = tsr_pickle_items(it->pickle, values[KEY_CHUNKS], &count);
-    it->folder->chunk_count += count;
-    TSR_FAIL_AT(it->folder->chunk_count > it->folder->chunk_bound, it->err, TSR_E_LIMIT, it->parts->position,
+    it->decoder->chunk_count += count;
+    TSR_FAIL_AT(it->decoder->chunk_count > it->decoder->chunk_bound, it->err, TSR_E_LIMIT, it->parts->position,
                 "dcp: tensors share lists of chunks and have more chunks in total than the file has bytes");
     uint64_t words[3] = {TSR_DCP_TENSOR | kept | (uint64_t)size << 32, count};
     TSR_TRY(gather_chunks(it, chunks, count, &words[2], it->err));
@@ -502,9 +502,9 @@ static tsr_status fold_properties(item *it, tsr_ref *out)
     tsr_str module = tsr_pickle_module(it->pickle, parts->items[0]), name = tsr_pickle_name_of(it->pickle, parts->items[0]);
     tsr_dtype dtype = tsr_str_equal(module, TSR_STR("torch")) ? tsr_dtype_from_name(name) : TSR_DTYPE_NONE;
     if (!dtype) return malformed(it, "dcp: '%.*s.%.*s' is not a known torch dtype", TSR_STR_ARG(module), TSR_STR_ARG(name));
-    if (parts->count > 5) it->folder->metadata->newer = parts->position;
-    if (!tsr_dcp_record(it->folder->metadata, parts->items[3], TSR_DCP_NOTE))
-        it->folder->metadata->unloadable = parts->position;
+    if (parts->count > 5) it->decoder->metadata->newer = parts->position;
+    if (!tsr_dcp_record(it->decoder->metadata, parts->items[3], TSR_DCP_NOTE))
+        it->decoder->metadata->unloadable = parts->position;
     uint64_t word = TSR_DCP_PROPERTIES | (uint64_t)dtype << 8 | (uint64_t)tsr_pickle_bool(it->pickle, parts->items[2]) << 16;
     return add_record(it, &word, 1, out);
 }
@@ -538,7 +538,7 @@ static tsr_status fold_layout(item *it, tsr_ref *out)
     const tsr_pickle_parts *parts = it->parts;
     bool known =
         !parts->ints && parts->count == 1 && is_text_of(it, parts->items[0], layouts, sizeof layouts / sizeof layouts[0]);
-    if (!known) it->folder->metadata->unloadable = parts->position;
+    if (!known) it->decoder->metadata->unloadable = parts->position;
     return add_record(it, &word, 1, out);
 }
 
@@ -549,7 +549,7 @@ static tsr_status fold_memory_format(item *it, tsr_ref *out)
     const tsr_pickle_parts *parts = it->parts;
     bool known = !parts->ints && parts->count == 1 && tsr_pickle_kind_of(it->pickle, parts->items[0]) == TSR_PICKLE_INT;
     int64_t value = known ? tsr_pickle_int(it->pickle, parts->items[0]) : -1;
-    if (value < 0 || value > 2) it->folder->metadata->unloadable = parts->position;
+    if (value < 0 || value > 2) it->decoder->metadata->unloadable = parts->position;
     return add_record(it, &word, 1, out);
 }
 
@@ -560,7 +560,7 @@ static tsr_status fold_enum(item *it, tsr_ref *out)
     const tsr_pickle_parts *parts = it->parts;
     const bool one = parts->count == 1 && !parts->ints;
     if (!one || !tsr_enum_is_plain(tsr_pickle_kind_of(it->pickle, parts->items[0])))
-        it->folder->metadata->odd_enum = parts->position;
+        it->decoder->metadata->odd_enum = parts->position;
     return add_record(it, &word, 1, out);
 }
 
@@ -575,7 +575,7 @@ static tsr_status fold_getattr(item *it, tsr_ref *out)
     if ((member && is_text_of(it, parts->items[1], members, sizeof members / sizeof members[0])) ||
         (listed && tsr_enum_is_member(it->pickle, parts->items[1])))
         return add_record(it, &word, 1, out);
-    it->folder->metadata->odd_getattr = parts->position;
+    it->decoder->metadata->odd_getattr = parts->position;
     return TSR_OK;
 }
 
@@ -588,7 +588,7 @@ static void judge_made(item *it)
     const bool called = parts->how == TSR_PICKLE_CALLED, function = id == ID_GETATTR || id == ID_LAYOUT;
     const bool fields = id == ID_CHUNK || id == ID_INDEX || id == ID_STORAGE || id == ID_TENSOR;
     const bool bare = id == ID_BYTES && !parts->built && (parts->ints || parts->count);
-    if (called ? (fields && parts->made_of == 0) || bare : function) it->folder->metadata->misused = parts->position;
+    if (called ? (fields && parts->made_of == 0) || bare : function) it->decoder->metadata->misused = parts->position;
 }
 
 static tsr_status fold(void *ctx, const tsr_pickle *pickle, const tsr_pickle_parts *parts, tsr_ref *out, tsr_error *err)
@@ -621,7 +621,7 @@ static uint32_t enum_id(tsr_str module, tsr_str name)
  * define equality and therefore no hash. */
 static bool is_hashable(void *ctx, tsr_ref record)
 {
-    const tsr_dcp_metadata *metadata = ((folder *)ctx)->metadata;
+    const tsr_dcp_metadata *metadata = ((decoder *)ctx)->metadata;
     if (tsr_pickle_folded_index(record) & TSR_DCP_DIMS_FLAG) return true;
     const uint64_t kind = ((const uint64_t *)metadata->records.items)[tsr_pickle_folded_index(record)] & 15;
     return kind == TSR_DCP_INDEX || kind == TSR_DCP_NOTE;
@@ -629,7 +629,7 @@ static bool is_hashable(void *ctx, tsr_ref record)
 
 static void restart(void *ctx)
 {
-    folder *f = ctx;
+    decoder *f = ctx;
     f->metadata->dims.count = f->metadata->records.count = 0;
     tsr_dcp_names_free(&f->metadata->fqns);
     tsr_dcp_names_free(&f->metadata->paths);
@@ -643,7 +643,7 @@ static void restart(void *ctx)
 
 tsr_status tsr_dcp_fold(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *out, tsr_error *err)
 {
-    folder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
+    decoder *f = tsr_alloc(host->allocator, 1, sizeof *f, err);
     if (!f) return TSR_E_NOMEM;
     memset(f, 0, sizeof *f);
     f->metadata = out;

@@ -83,9 +83,9 @@ static tsr_status resolve_path(placer *p, const record *r, uint32_t *file, tsr_e
                                "storage_data places items in '%.*s', outside the checkpoint's directory; it is not opened",
                                TSR_STR_ARG(path));
     }
-    size_t folder = metadata.size;
-    while (folder && metadata.data[folder - 1] != '/') folder--;
-    tsr_str name = tsr_arena_format(p->scratch, err, "%.*s%.*s", (int)folder, metadata.data, TSR_STR_ARG(path));
+    size_t directory = metadata.size;
+    while (directory && metadata.data[directory - 1] != '/') directory--;
+    tsr_str name = tsr_arena_format(p->scratch, err, "%.*s%.*s", (int)directory, metadata.data, TSR_STR_ARG(path));
     if (!name.data) return TSR_E_NOMEM;
     *file = tsr_store_find(store, name);
     if (*file != TSR_NO_FILE) return TSR_OK;

@@ -226,7 +226,7 @@ static void list_files(const recognizer *r, tsr_below *list, const tsr_vec *file
         tsr_below_add(list, name_at(r, items[i].file), items[i].reader ? tsr_format_name(items[i].reader->format) : "index");
 }
 
-static tsr_status refuse_folder(recognizer *r)
+static tsr_status refuse_directory(recognizer *r)
 {
     tsr_below list = {.used = 0};
     const char *foreign = tsr_foreign_directory(r->store), *below;
@@ -392,7 +392,7 @@ static tsr_status report_unread_ranks(const recognizer *r, tsr_str read)
     return TSR_OK;
 }
 
-static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
+static tsr_status recognize_directory(recognizer *r, const tsr_reader **reader)
 {
     tsr_below list = {.used = 0};
     size_t kinds = 0, last = 0;
@@ -405,7 +405,7 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
         kinds++;
         last = c;
     }
-    if ((kinds == 0 && !r->indexes.count) || has_training_files(r->store)) return refuse_folder(r);
+    if ((kinds == 0 && !r->indexes.count) || has_training_files(r->store)) return refuse_directory(r);
     if (kinds == 1 && !r->indexes.count) {
         tsr_numbered_files files = {r->files[last].items, (uint32_t)r->files[last].count};
         const bool alone =
@@ -484,7 +484,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     for (size_t i = 0; tsr_directories[i] && !*reader; i++)
         if (tsr_directories[i]->asked) TSR_TRY(tsr_directories[i]->asked(checkpoint, reader, err));
     if (*reader) return TSR_OK;
-    if (store->file_count == 0) return refuse_folder(&r);
+    if (store->file_count == 0) return refuse_directory(&r);
     if (store->primary != TSR_NO_FILE && !is_marker(store->files[store->primary].name))
         return recognize_file(&r, store->primary, reader);
     TSR_TRY(tsr_foreign_form(checkpoint, &foreign, err));
@@ -495,7 +495,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     if (only != TSR_NO_FILE && !ends_in_marker(store->files[only].name)) return recognize_only_file(&r, only, reader);
     r.indexes = r.others = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_numbered_file));
     for (size_t c = 0; c < TSR_FILE_KINDS; c++) r.files[c] = r.indexes;
-    const tsr_status status = recognize_folder(&r, reader);
+    const tsr_status status = recognize_directory(&r, reader);
     for (size_t c = 0; c < TSR_FILE_KINDS; c++) tsr_vec_free(&r.files[c]);
     tsr_vec_free(&r.indexes);
     tsr_vec_free(&r.others);
@@ -672,7 +672,7 @@ tsr_status tsr_look_below(search *s, uint32_t from, uint32_t to, size_t prefix, 
     return TSR_OK;
 }
 
-static bool has_folders(const tsr_store *store)
+static bool has_directories(const tsr_store *store)
 {
     for (uint32_t f = 0; f < store->file_count; f++)
         if (memchr(store->files[f].name.data, '/', store->files[f].name.size)) return true;
@@ -685,7 +685,7 @@ tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_erro
     search s = {.checkpoint = checkpoint, .below = below, .err = err};
     if (checkpoint->is_probe) return TSR_OK;
     if (store->deepen) TSR_TRY(store->deepen(store, TSR_BELOW_LEVELS, &below->cut, &below->deeper, err));
-    if (!has_folders(store)) return TSR_OK;
+    if (!has_directories(store)) return TSR_OK;
     TSR_TRY(tsr_host_load(checkpoint->host, err));
     return tsr_look_below(&s, 0, store->file_count, 0, 1);
 }

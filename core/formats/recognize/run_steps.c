@@ -18,10 +18,10 @@ typedef struct listing {
 } listing;
 
 /* The files of a directory. */
-typedef struct folder {
+typedef struct listed_directory {
     tsr_str path;
     uint32_t from, to;
-} folder;
+} listed_directory;
 
 tsr_str tsr_run_of(tsr_str path)
 {
@@ -52,16 +52,16 @@ bool tsr_is_hidden(tsr_str path)
 }
 
 /* The directory that contains file `from`, directly below another one, or an empty path if the file is in that one itself. */
-static folder next_folder(const listing *l, folder in, uint32_t from)
+static listed_directory next_directory(const listing *l, listed_directory in, uint32_t from)
 {
     const tsr_str path = l->store->files[from].name, rest = below(path, in.path);
     const char *slash = memchr(rest.data, '/', rest.size);
-    folder next = {{path.data, slash ? (size_t)(slash - path.data) : 0}, from, from + 1};
+    listed_directory next = {{path.data, slash ? (size_t)(slash - path.data) : 0}, from, from + 1};
     while (slash && next.to < in.to && is_in(l->store->files[next.to].name, next.path)) next.to++;
     return next;
 }
 
-static bool holds_checkpoint(const listing *l, folder in)
+static bool holds_checkpoint(const listing *l, listed_directory in)
 {
     for (uint32_t f = in.from; f < in.to; f++)
         if (tsr_is_checkpoint_name(l->store->files[f].name)) return true;
@@ -70,10 +70,10 @@ static bool holds_checkpoint(const listing *l, folder in)
 
 /* Whether a directory consists of directories, or files of Lightning, whose names state other steps, as epochs with the steps of each:
  * then these are the steps. A Trainer's "checkpoint-100/global_step100" is one. */
-static bool consists_of_steps(const listing *l, folder in, uint64_t own)
+static bool consists_of_steps(const listing *l, listed_directory in, uint64_t own)
 {
     for (uint32_t f = in.from; f < in.to;) {
-        const folder next = next_folder(l, in, f);
+        const listed_directory next = next_directory(l, in, f);
         const tsr_str name = tsr_last_path_part(next.path.size ? next.path : l->store->files[f].name);
         const bool is_lightning = tsr_str_ends(name, TSR_STR(".ckpt")) && tsr_str_contains(name, TSR_STR("step"));
         uint64_t step;
@@ -94,9 +94,9 @@ static tsr_status add(const listing *l, tsr_vec *steps, tsr_run_step step)
     return TSR_OK;
 }
 
-static tsr_status list_folder(listing *l, folder in, unsigned level);
+static tsr_status list_directory(listing *l, listed_directory in, unsigned level);
 
-static tsr_status list_below(listing *l, folder in, unsigned level)
+static tsr_status list_below(listing *l, listed_directory in, unsigned level)
 {
     uint64_t number;
     const tsr_step_naming kind = tsr_step_of_name(tsr_last_path_part(in.path), &number);
@@ -108,16 +108,16 @@ static tsr_status list_below(listing *l, folder in, unsigned level)
     if (kind == TSR_STEP_STATED && (level == TSR_BELOW_LEVELS || !consists_of_steps(l, in, number)))
         return add(l, l->steps, step);
     const size_t before = l->steps->count + l->numbers.count;
-    TSR_TRY(list_folder(l, in, level + 1));
+    TSR_TRY(list_directory(l, in, level + 1));
     const bool has_others = l->steps->count + l->numbers.count > before;
     return kind == TSR_STEP_NUMBER && !has_others && step.holds_checkpoint ? add(l, &l->numbers, step) : TSR_OK;
 }
 
 /* Lists the steps in a directory, of which those on the lowest level are only files. */
-static tsr_status list_folder(listing *l, folder in, unsigned level)
+static tsr_status list_directory(listing *l, listed_directory in, unsigned level)
 {
     for (uint32_t f = in.from; f < in.to;) {
-        const folder next = next_folder(l, in, f);
+        const listed_directory next = next_directory(l, in, f);
         const tsr_str path = l->store->files[f].name, name = tsr_last_path_part(path);
         uint64_t number;
         if (next.path.size && level <= TSR_BELOW_LEVELS && !tsr_is_hidden(next.path)) TSR_TRY(list_below(l, next, level));
@@ -253,7 +253,7 @@ tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned,
                  .numbers = tsr_vec_of(steps->allocator, sizeof(tsr_run_step)),
                  .err = err};
     *unlisted = NULL;
-    tsr_status status = list_folder(&l, (folder){{"", 0}, 0, store->file_count}, 1);
+    tsr_status status = list_directory(&l, (listed_directory){{"", 0}, 0, store->file_count}, 1);
     if (status == TSR_OK) status = drop_links(&l, steps);
     if (status == TSR_OK) status = drop_links(&l, &l.numbers);
     if (status == TSR_OK) status = list_gaps(&l, unlisted);

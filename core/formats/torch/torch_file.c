@@ -163,7 +163,7 @@ static tsr_status find_pickle(const tsr_zip *zip, const tsr_zip_member **out, ts
     *out = tsr_zip_find(zip, TSR_STR("data.pkl"));
     TSR_FAIL_AT(tsr_zip_find(zip, TSR_STR("constants.pkl")), err, TSR_E_UNSUPPORTED, zip->byte_offset,
                 "torch: a TorchScript archive (torch.jit.save), not a checkpoint");
-    TSR_FAIL_AT(!*out, err, TSR_E_FORMAT, zip->byte_offset, "torch: a zip archive without a member <folder>/data.pkl");
+    TSR_FAIL_AT(!*out, err, TSR_E_FORMAT, zip->byte_offset, "torch: a zip archive without a member <directory>/data.pkl");
     return TSR_OK;
 }
 

@@ -14,7 +14,7 @@ tsr_str tsr_first_member(tsr_str head)
     return (tsr_str){head.data + NAME_AT, size};
 }
 
-/* All members of PyTorch's archives are in one folder, and one of these comes first. */
+/* All members of PyTorch's archives are in one directory, and one of these comes first. */
 static bool is_zip(tsr_str head)
 {
     static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder"};

@@ -12,7 +12,7 @@
 typedef enum value_meaning {
     MEANS_OTHER,    /* GLOB, SIZE, N, …: nothing to suggest */
     MEANS_WORDS,    /* text|json: one of these words */
-    MEANS_FILES,    /* FILE, PATH, DEST, FOLDER, A, B, NAME.json */
+    MEANS_FILES,    /* FILE, PATH, DEST, DIRECTORY, A, B, NAME.json */
     MEANS_DTYPES,   /* DTYPE */
     MEANS_RULES,    /* RULE */
     MEANS_COMMANDS, /* COMMAND */

@@ -16,7 +16,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
@@ -65,8 +65,8 @@ static bool describe(tsr_store *store, uint32_t file, char *line, size_t room)
     tsr_file_id id;
     int64_t seconds, nanoseconds;
     const uint64_t size = store->files[file].size;
-    if (tsr_folder_store_identify(store, file, &id)) {
-        tsr_folder_store_modified(store, file, &seconds, &nanoseconds);
+    if (tsr_directory_store_identify(store, file, &id)) {
+        tsr_directory_store_modified(store, file, &seconds, &nanoseconds);
         snprintf(line, room, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", size, id.device, id.inode,
                  seconds, nanoseconds);
         return true;
@@ -329,8 +329,8 @@ static tsr_status list_directory(copied_files *files, tsr_error *err)
 {
     TSR_TRY(list_all_levels(files->from, err));
     files->hidden = tsr_path_store_hidden(files->from);
-    files->special = tsr_folder_store_unlisted(files->from).special;
-    const tsr_hidden_names unreadable = tsr_folder_store_unlisted(files->from).unreadable;
+    files->special = tsr_directory_store_unlisted(files->from).special;
+    const tsr_hidden_names unreadable = tsr_directory_store_unlisted(files->from).unreadable;
     if (unreadable.count)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION,
                          "%s cannot be read, such as '%s': permission denied, or the path is too long; nothing was copied",
@@ -483,7 +483,7 @@ static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, boo
     uint64_t sum;
     *there = false;
     if (!c->log.is_recorded[chunk]) return TSR_OK;
-    TSR_TRY(tsr_folder_output_sum(c->publication.output, index, range, &sum, err));
+    TSR_TRY(tsr_directory_output_sum(c->publication.output, index, range, &sum, err));
     *there = sum == c->log.sums[chunk];
     if (!*there) {
         c->resumed.differing++;
@@ -497,7 +497,7 @@ static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, boo
 static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, tsr_error *err)
 {
     TSR_TRY(copy_range(c, index, c->files.numbers[index], range, err));
-    const uint64_t sum = tsr_folder_output_take_sum(c->publication.output, index);
+    const uint64_t sum = tsr_directory_output_take_sum(c->publication.output, index);
     c->sums[index] = tsr_sum_add(c->sums[index], sum);
     return log_add(&c->log, log_chunk(&c->log, index, range.offset), sum, range.size, err);
 }
@@ -606,8 +606,8 @@ static tsr_status verify(copying *c, tsr_error *err)
     tsr_output *output = c->publication.output;
     TSR_TRY(output->sync(output, err));
     for (uint32_t i = 0; i < c->files.count; i++)
-        c->sums[i] = tsr_sum_add(c->sums[i], tsr_folder_output_take_sum(output, i));
-    return tsr_folder_output_verify(output, c->sums, c->files.count, err);
+        c->sums[i] = tsr_sum_add(c->sums[i], tsr_directory_output_take_sum(output, i));
+    return tsr_directory_output_verify(output, c->sums, c->files.count, err);
 }
 
 /* What is left to copy of a file: everything from its first chunk that no interrupted run has recorded. */
@@ -696,7 +696,7 @@ static tsr_status write_copy(copying *c, tsr_error *err)
                                        .arena = c->arena,
                                        .destination = c->to,
                                        .line = TSR_STR("a copy\n"),
-                                       .is_folder = is_directory(c),
+                                       .is_directory = is_directory(c),
                                        .marker = is_directory(c) ? last_list(&c->files) : NULL,
                                        .names = c->files.names,
                                        .name_count = c->files.count,

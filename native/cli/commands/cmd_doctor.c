@@ -210,9 +210,10 @@ static const char *file_system_name(long magic)
 }
 
 /* Tries each operation on unnamed files, which vanish when their descriptors are closed. */
-static void tell_operations(facts *f, const char *folder)
+static void tell_operations(facts *f, const char *directory)
 {
-    int from = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), to = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int from = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600),
+        to = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (from >= 0 && to >= 0) {
         static const char block[65536];
         bool wrote = write(from, block, sizeof block) == (ssize_t)sizeof block;
@@ -221,7 +222,7 @@ static void tell_operations(facts *f, const char *folder)
         tell_yes(f, "files", "copy_file_range", wrote && copy_file_range(from, &in, to, &out, sizeof block, 0) > 0);
         tell_yes(f, "files", "reflink", wrote && ioctl(to, FICLONE, from) == 0);
     } else {
-        tell_yes(f, "files", "writable", access(folder, W_OK) == 0);
+        tell_yes(f, "files", "writable", access(directory, W_OK) == 0);
     }
     if (from >= 0) close(from);
     if (to >= 0) close(to);
@@ -233,20 +234,20 @@ static const char *file_system_name(long magic)
     return "other";
 }
 
-static void tell_operations(facts *f, const char *folder)
+static void tell_operations(facts *f, const char *directory)
 {
-    tell_yes(f, "files", "writable", access(folder, W_OK) == 0);
+    tell_yes(f, "files", "writable", access(directory, W_OK) == 0);
 }
 #endif
 
-static tsr_status tell_file_system(facts *f, const char *folder, tsr_error *err)
+static tsr_status tell_file_system(facts *f, const char *directory, tsr_error *err)
 {
     struct statfs info;
-    tell(f, "files", "folder", folder);
-    if (statfs(folder, &info) != 0) return tsr_sys_raise(err, "look at", folder);
+    tell(f, "files", "directory", directory);
+    if (statfs(directory, &info) != 0) return tsr_sys_raise(err, "look at", directory);
     tell(f, "files", "file_system", file_system_name((long)info.f_type));
     tell_number(f, "files", "free_bytes", (uint64_t)info.f_bavail * (uint64_t)info.f_bsize);
-    tell_operations(f, folder);
+    tell_operations(f, directory);
     return TSR_OK;
 }
 

@@ -195,7 +195,7 @@ static tsr_str file_name(const job *j, uint32_t index)
     return j->place.name.size ? j->place.name : tsr_optim_file_name(j->optim, index);
 }
 
-static bool is_folder(const job *j)
+static bool is_directory(const job *j)
 {
     return tsr_optim_is_directory(j->optim) || j->place.name.size;
 }
@@ -212,7 +212,7 @@ static tsr_status write_files(void *ctx, tsr_output *output, uint32_t *marker, t
                               .progress = &j->progress.base,
                               .unsummed = j->arguments->no_checksums};
         TSR_TRY(tsr_optim_write(j->optim, i, &file, err));
-        if (!is_folder(j)) *marker = file.number;
+        if (!is_directory(j)) *marker = file.number;
         j->bytes_written += file.bytes;
         j->files_written++;
     }
@@ -235,7 +235,7 @@ static tsr_status publish(job *j, tsr_error *err)
                          .arena = j->arena,
                          .destination = j->destination,
                          .line = TSR_STR("optimizer state\n"),
-                         .is_folder = is_folder(j),
+                         .is_directory = is_directory(j),
                          .names = names,
                          .name_count = count,
                          .source = j->files.store,

@@ -122,7 +122,7 @@ static tsr_status write_file(const repair *r, contents *c, tsr_error *err)
                          .arena = r->arena,
                          .destination = r->dest,
                          .line = TSR_STR("repaired metadata\n"),
-                         .is_folder = r->place.name.size > 0,
+                         .is_directory = r->place.name.size > 0,
                          .names = &r->place.name,
                          .name_count = 1,
                          .source = r->files.store,

@@ -14,10 +14,10 @@
 #include "tessera/sys/try.h"
 #include "view/view_server.h"
 
-static bool has_index(const char *folder)
+static bool has_index(const char *directory)
 {
     char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s/index.html", folder) < (int)sizeof path && access(path, R_OK) == 0;
+    return snprintf(path, sizeof path, "%s/index.html", directory) < (int)sizeof path && access(path, R_OK) == 0;
 }
 
 /* Finds the viewer's files: installed with the program, or built in its source tree. `out` has PATH_MAX bytes. */

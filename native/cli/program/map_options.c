@@ -61,9 +61,9 @@ bool cli_leaves_settings(const char *path, const tsr_store *store)
     char settings[PATH_MAX];
     struct stat info;
     const char *slash = strrchr(path, '/');
-    const int folder = slash ? (int)(slash + 1 - path) : 0;
+    const int directory = slash ? (int)(slash + 1 - path) : 0;
     if (store->primary == TSR_NO_FILE || store->file_count != 1 || tsr_is_url(path)) return false;
-    const int length = snprintf(settings, sizeof settings, "%.*sconfig.json", folder, path);
+    const int length = snprintf(settings, sizeof settings, "%.*sconfig.json", directory, path);
     if (length >= (int)sizeof settings || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
     return stat(settings, &info) == 0 && S_ISREG(info.st_mode);
 }

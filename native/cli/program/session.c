@@ -7,8 +7,8 @@
 #include "tessera/glob.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/folder.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
@@ -197,7 +197,7 @@ void cli_close(cli_session *session)
 
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err)
 {
-    tsr_status status = tsr_folder_store_unchanged(session->store, err);
+    tsr_status status = tsr_directory_store_unchanged(session->store, err);
     for (size_t i = 0; i < session->other_count && status == TSR_OK; i++) status = cli_unchanged(&session->others[i], err);
     return status;
 }
@@ -259,7 +259,7 @@ tsr_status cli_check_deep(void *ctx, tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-static bool is_folder(const char *path)
+static bool is_directory(const char *path)
 {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -307,7 +307,7 @@ tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, 
 {
     *out = (cli_contract){0};
     const tsr_status status =
-        is_folder(path) ? take_checkpoint(program, path, out, err) : take_file(program, path, out, err);
+        is_directory(path) ? take_checkpoint(program, path, out, err) : take_file(program, path, out, err);
     out->contract.match = tsr_glob_match;
     return status;
 }

@@ -165,7 +165,7 @@ typedef struct cli_cleanup cli_cleanup;
 struct cli_cleanup {
     /* Removes what is unfinished, and returns whether it left something for --resume. Runs in another thread, once, while the command's own threads continue until the process
      * ends. It may only read data that no longer changes, must not take a lock that they hold for long, and has to keep them
-     * from creating files again (tsr_sys_stop_naming, tsr_folder_output_abandon). */
+     * from creating files again (tsr_sys_stop_naming, tsr_directory_output_abandon). */
     bool (*remove)(void *ctx);
     void *ctx;
     cli_cleanup *next; /* set by cli_cleanup_add */

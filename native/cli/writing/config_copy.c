@@ -28,11 +28,11 @@ static tsr_status make_text(cli_writing *w, tsr_str from, tsr_str *out, tsr_erro
 static const char *find_place(const cli_writing *w, tsr_error *err)
 {
     const char *slash = strrchr(w->destination, '/');
-    const int folder = slash ? (int)(slash + 1 - w->destination) : 0;
-    const bool inside = w->form.is_folder;
+    const int directory = slash ? (int)(slash + 1 - w->destination) : 0;
+    const bool inside = w->form.is_directory;
     const tsr_str path =
         inside ? tsr_arena_format(w->arena, err, "%s%sconfig.json", w->destination, slash && !slash[1] ? "" : "/")
-               : tsr_arena_format(w->arena, err, "%.*sconfig.json", folder, w->destination);
+               : tsr_arena_format(w->arena, err, "%.*sconfig.json", directory, w->destination);
     return path.data;
 }
 

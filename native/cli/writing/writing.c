@@ -18,8 +18,8 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/folder.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
@@ -547,12 +547,12 @@ static void make_job(cli_writing *w, const tsr_convert_options *options)
                        .host = cli_host(w->program),
                        .arena = w->arena,
                        .destination = w->destination,
-                       .is_folder = w->form.is_folder,
+                       .is_directory = w->form.is_directory,
                        .file_name = w->form.file_name,
                        .marker = w->form.marker,
                        .source = w->source.checkpoint,
                        .options = options,
-                       .has_holes = tsr_folder_store_has_holes(w->source.store),
+                       .has_holes = tsr_directory_store_has_holes(w->source.store),
                        .sources = w->sources.items,
                        .source_count = w->sources.count,
                        .replaces = w->options->overwrite,

@@ -13,7 +13,7 @@
 #include "tessera/state_keys.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/optimizer.h"
 #include "tessera/sys/options.h"
@@ -87,7 +87,7 @@ static tsr_status piece_reader_end(tsr_piece_reader *r, tsr_error *err)
 {
     TSR_TRY(tsr_halves_end(&r->halves, err));
     if (r->check) TSR_TRY(tsr_read_check_end(r->check, err));
-    return tsr_folder_store_unchanged(r->store, err);
+    return tsr_directory_store_unchanged(r->store, err);
 }
 
 static void piece_reader_close(tsr_piece_reader *r)

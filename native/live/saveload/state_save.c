@@ -14,7 +14,7 @@
 #include "tessera/save_load.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/dcp_item.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
@@ -628,7 +628,7 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                                    .arena = s.arena,
                                    .destination = path,
                                    .line = TSR_STR("a state dict of several ranks\n"),
-                                   .is_folder = true,
+                                   .is_directory = true,
                                    .marker = MARKER.data,
                                    .replaces = s.options.overwrite,
                                    .plan = name_files,

@@ -6,7 +6,7 @@ HuggingFaceStorageWriter, and with the checksum of Tessera's.
     model.safetensors.index.json                   next to whole tensors: which file has which tensor
 
 In a directory, all files are first written next to it, or in it if it is a mount point or nothing can be created next to it. The library
-(native/python/output_bindings.c) joins the shards there. When everything is complete, the coordinator publishes it (native/publish/folder_output.h): in
+(native/python/output_bindings.c) joins the shards there. When everything is complete, the coordinator publishes it (native/publish/directory_output.h): in
 one step if possible; otherwise it removes the old checkpoint and then moves the new files one by one, the index last. Journals and a
 record list both, so the next save or run of `tessera` removes what a killed one left. Object stores: see _Objects."""
 from __future__ import annotations
@@ -42,7 +42,7 @@ _join_files = _function("files_join", _int, _p, _p, _p)
 _publish_files = _function("files_publish", _int, _p, _char, ctypes.c_size_t, _u32, _p)
 _close_files = _function("files_close", None, _p)
 _leave_files = _function("files_leave", None, _p)
-_files_folder = _function("files_folder", _int, _char, _char, _p)
+_files_directory = _function("files_directory", _int, _char, _char, _p)
 _write_journal = _function("files_journal", _int, _char, _u64, _u64, _char, ctypes.c_size_t, _p)
 
 INDEX = "model.safetensors.index.json"
@@ -157,9 +157,9 @@ class _Files(Directory):
 
     def set_up(self):
         """Nothing in the destination is looked at before the coordinator has removed what killed saves left."""
-        folder = ctypes.create_string_buffer(_PATH_MAX)
-        _do(_files_folder, self.path, os.fsencode(self.path), folder)
-        self._stage = os.fsdecode(folder.value)
+        directory = ctypes.create_string_buffer(_PATH_MAX)
+        _do(_files_directory, self.path, os.fsencode(self.path), directory)
+        self._stage = os.fsdecode(directory.value)
 
     def _open(self):
         return _Lock(self.path, _open_files, _close_files, self._ranks, self.sync_files)
@@ -181,12 +181,12 @@ class _Files(Directory):
             self.release()
             raise
 
-    def _files_in(self, folder):
-        path = self.at(folder)
-        return sorted(os.path.join(folder, name) for name in os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
+    def _files_in(self, directory):
+        path = self.at(directory)
+        return sorted(os.path.join(directory, name) for name in os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
 
     def _safetensors(self):
-        return [name for folder in ("", SHARDED) for name in self._files_in(folder) if name.endswith(ENDING)]
+        return [name for directory in ("", SHARDED) for name in self._files_in(directory) if name.endswith(ENDING)]
 
     def _refuse_marker(self):
         for name in self._files_in(""):
@@ -199,13 +199,13 @@ class _Files(Directory):
     def _own_files(self):
         """Returns the files of the checkpoint that is there, and of the shards that it was joined from; the index first."""
         found = []
-        for folder in ("", SHARDED):
-            files = [name for name in self._files_in(folder) if name.endswith(ENDING) or name == INDEX]
+        for directory in ("", SHARDED):
+            files = [name for name in self._files_in(directory) if name.endswith(ENDING) or name == INDEX]
             if len(files) == 1 and files != [INDEX]:
                 found += files
             elif files:
-                with Checkpoint(self.at(folder), _purpose=FOR_NAMES) as checkpoint:
-                    found += [os.path.join(folder, name) for name in checkpoint._session.own_files()]
+                with Checkpoint(self.at(directory), _purpose=FOR_NAMES) as checkpoint:
+                    found += [os.path.join(directory, name) for name in checkpoint._session.own_files()]
         return sorted(found, key=lambda name: (name != INDEX, name))
 
     def _refuse_others(self, replaced):

@@ -20,7 +20,7 @@ const asset = (pattern) => fs.readdirSync(assets).find((name) => pattern.test(na
 function serve() {
   const server = http.createServer((request, response) => {
     const name = path.basename(new URL(request.url, "http://x").pathname);
-    const file = [here, assets].map((folder) => path.join(folder, name)).find((at) => name && fs.existsSync(at));
+    const file = [here, assets].map((directory) => path.join(directory, name)).find((at) => name && fs.existsSync(at));
     response.writeHead(file ? 200 : 404, { "content-type": TYPES[path.extname(name)] ?? "text/plain", "cross-origin-opener-policy": "same-origin", "cross-origin-embedder-policy": "require-corp" });
     response.end(file ? fs.readFileSync(file) : "");
   });

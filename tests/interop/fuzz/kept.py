@@ -18,10 +18,10 @@ def differences(ours, draw, job, described, wants):
     return compare.compare(draw, {"change": None, **job}, [codec.decode(d) for d in described], wants, answers)
 
 
-def write(folder, draw, number, described, wants):
-    os.makedirs(folder, exist_ok=True)
+def write(directory, draw, number, described, wants):
+    os.makedirs(directory, exist_ok=True)
     record = {"draw": json.dumps(dataclasses.asdict(draw)), "number": number, "described": described, "wants": wants}
-    with open(os.path.join(folder, f"{'wide-' * draw.wide}{draw.seed}-{draw.number}-{number}.job"), "wb") as f:
+    with open(os.path.join(directory, f"{'wide-' * draw.wide}{draw.seed}-{draw.number}-{number}.job"), "wb") as f:
         f.write(codec.encode(record))
 
 

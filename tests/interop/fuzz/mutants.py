@@ -39,13 +39,13 @@ MUTANTS = {
 }
 
 
-def compile_mutant(mutant, folder):
+def compile_mutant(mutant, directory):
     source = os.path.join(ROOT, mutant.path)
     with open(source) as f:
         text = f.read()
     if text.count(mutant.old) != 1:
         raise SystemExit(f"state_dict_fuzz: {mutant.path} does not have the text of the mutant '{mutant.what}' once: {mutant.old!r}")
-    patched = os.path.join(folder, os.path.basename(source))
+    patched = os.path.join(directory, os.path.basename(source))
     with open(patched, "w") as f:
         f.write(text.replace(mutant.old, mutant.new))
     include = [f"-I{os.path.dirname(source)}", *(f"-I{ROOT}/{d}" for d in ("core/include", "native/include", "native/live/include", "native", "core"))]
@@ -59,8 +59,8 @@ def build(release):
     """Drivers by name."""
     out = {}
     for name, mutant in MUTANTS.items():
-        folder = os.path.join(release, "state_dict_fuzz", name)
-        os.makedirs(folder, exist_ok=True)
-        out[name] = os.path.join(folder, "driver")
-        build_driver(release, out[name], [compile_mutant(mutant, folder)])
+        directory = os.path.join(release, "state_dict_fuzz", name)
+        os.makedirs(directory, exist_ok=True)
+        out[name] = os.path.join(directory, "driver")
+        build_driver(release, out[name], [compile_mutant(mutant, directory)])
     return out

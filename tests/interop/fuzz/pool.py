@@ -17,11 +17,11 @@ GRACE = 1.5    # seconds that ranks have after one has refused: the others may w
 PATIENCE = 15  # seconds for a job: PyTorch's ranks may wait for each other for ever
 
 
-def serve(pipe, rank, world, folder):
+def serve(pipe, rank, world, directory):
     import torch_side
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
     while True:
         draw, number = pipe.recv()
         try:
@@ -36,10 +36,10 @@ def end_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def child(pipe, rank, world, folder):
+def child(pipe, rank, world, directory):
     end_with_parent()
     try:
-        serve(pipe, rank, world, folder)
+        serve(pipe, rank, world, directory)
     except (EOFError, KeyboardInterrupt):
         pass
     finally:
@@ -74,11 +74,11 @@ class Pool:
         if self.world == world:
             return
         self.stop()
-        self.folder, self.world, self.started = tempfile.mkdtemp(prefix="state-dict-fuzz-"), world, self.started + 1
+        self.directory, self.world, self.started = tempfile.mkdtemp(prefix="state-dict-fuzz-"), world, self.started + 1
         context = multiprocessing.get_context("fork")
         for rank in range(world):
             mine, its = context.Pipe()
-            process = context.Process(target=child, args=(its, rank, world, self.folder), daemon=True)
+            process = context.Process(target=child, args=(its, rank, world, self.directory), daemon=True)
             process.start()
             its.close()
             self.children.append(process)
@@ -91,7 +91,7 @@ class Pool:
         for pipe in self.pipes:
             pipe.close()
         if self.world:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
         self.world, self.children, self.pipes = 0, [], []
 
     def perform(self, draw, number):

@@ -1,9 +1,9 @@
 """Runs under another version of PyTorch for test_versions.py: saves a state, or loads one and compares it with that state.
 
-    exchange.py save FOLDER         FOLDER/dcp and FOLDER/state.pt
+    exchange.py save DIRECTORY         DIRECTORY/dcp and DIRECTORY/state.pt
     exchange.py load-dcp PATH       into an empty state of the same form, as a script resumes
     exchange.py load-torch FILE     with weights_only=True
-    exchange.py load-ranks FOLDER   rank0.pt and rank1.pt with DTensors, cut on dim 0
+    exchange.py load-ranks DIRECTORY   rank0.pt and rank1.pt with DTensors, cut on dim 0
 """
 import os
 import sys
@@ -59,9 +59,9 @@ def raw(tensor):
     return b"" if plain.numel() == 0 else plain.view(torch.uint8).numpy().tobytes()
 
 
-def save(folder):
-    dcp.save(state(), checkpoint_id=os.path.join(folder, "dcp"))
-    torch.save(state(), os.path.join(folder, "state.pt"))
+def save(directory):
+    dcp.save(state(), checkpoint_id=os.path.join(directory, "dcp"))
+    torch.save(state(), os.path.join(directory, "state.pt"))
 
 
 def load_dcp(path):
@@ -75,10 +75,10 @@ def load_torch(path):
     compare(torch.load(path, weights_only=True), state(), "state")
 
 
-def load_ranks(folder):
+def load_ranks(directory):
     from torch.distributed.tensor import DTensor, Shard
     for safe in (True, False):
-        ranks = [torch.load(os.path.join(folder, f"rank{r}.pt"), weights_only=safe) for r in (0, 1)]
+        ranks = [torch.load(os.path.join(directory, f"rank{r}.pt"), weights_only=safe) for r in (0, 1)]
         mesh = ranks[0]["model"]["weight"].device_mesh
         assert mesh == ranks[1]["model"]["half"].device_mesh and hash(mesh) == hash(ranks[0]["model"]["half"].device_mesh), mesh
         for name, want in state()["model"].items():

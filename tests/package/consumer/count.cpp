@@ -1,7 +1,7 @@
 // Counts the tensors of a checkpoint, in C++, and says how many of them are biases.
 #include <iostream>
 
-#include <tessera/sys/folder.h>
+#include <tessera/sys/directory.h>
 #include <tessera/native_host.h>
 #include <tessera/tessera.h>
 
@@ -13,7 +13,7 @@ int main(int argc, char **argv)
     tsr_checkpoint *checkpoint = nullptr;
     if (argc != 2) return 2;
     tsr_native_host_open(&native, 1);
-    if (tsr_folder_store_open(nullptr, native.host.allocator, argv[1], &store, &err) != TSR_OK ||
+    if (tsr_directory_store_open(nullptr, native.host.allocator, argv[1], &store, &err) != TSR_OK ||
         tsr_checkpoint_open(store, &native.host, nullptr, &checkpoint, &err) != TSR_OK) {
         std::cerr << err.message << "\n";
         return 1;

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include <tessera/native_host.h>
-#include <tessera/sys/folder.h>
+#include <tessera/sys/directory.h>
 #include <tessera/sys/host_calls.h>
 #include <tessera/tessera.h>
 
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     tsr_checkpoint *checkpoint = NULL;
     if (argc != 2) return 2;
     tsr_native_host_open(&native, 0);
-    tsr_status status = tsr_folder_store_open(NULL, native.host.allocator, argv[1], &store, &err);
+    tsr_status status = tsr_directory_store_open(NULL, native.host.allocator, argv[1], &store, &err);
     if (status == TSR_OK) status = tsr_checkpoint_open(store, &native.host, NULL, &checkpoint, &err);
     if (status == TSR_OK) status = list(checkpoint, &native.host, &err);
     if (status != TSR_OK) fprintf(stderr, "%s\n", err.message);

@@ -15,18 +15,18 @@ interface Pickers { showDirectoryPicker?(): Promise<FileSystemDirectoryHandle>; 
 
 /** Returns what a person chose in the browser's own dialog: undefined if the browser has no such dialog, and an empty list
  *  if the dialog was dismissed. */
-function chosenHandles(folder: boolean): Promise<FileSystemHandle[]> | undefined {
+function chosenHandles(directory: boolean): Promise<FileSystemHandle[]> | undefined {
   const { showDirectoryPicker, showOpenFilePicker } = window as unknown as Pickers;
   if (!showDirectoryPicker || !showOpenFilePicker) return undefined;
-  return (folder ? showDirectoryPicker.call(window).then((d) => [d]) : showOpenFilePicker.call(window, { multiple: true })).catch((e: unknown) => {
+  return (directory ? showDirectoryPicker.call(window).then((d) => [d]) : showOpenFilePicker.call(window, { multiple: true })).catch((e: unknown) => {
     if (e instanceof DOMException && e.name === "AbortError") return [];
     throw e;
   });
 }
 
-function Picker({ label, folder, open }: { label: string; folder: boolean; open: Open }): JSX.Element {
+function Picker({ label, directory, open }: { label: string; directory: boolean; open: Open }): JSX.Element {
   const input = useRef<HTMLInputElement>(null);
-  useEffect(() => { if (folder) input.current?.setAttribute("webkitdirectory", ""); }, [folder]);
+  useEffect(() => { if (directory) input.current?.setAttribute("webkitdirectory", ""); }, [directory]);
   const take = () => {
     const { current } = input;
     if (!current?.files?.length) return;
@@ -35,7 +35,7 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
     open(() => checkpointsOf(found));
   };
   const choose = async () => {
-    const chosen = chosenHandles(folder);
+    const chosen = chosenHandles(directory);
     if (!chosen) return input.current?.click();
     const handles = await chosen.catch((e: unknown) => e as Error);
     if (!Array.isArray(handles)) return open(() => Promise.reject(handles));
@@ -100,7 +100,7 @@ export function Opener({ open, about, recent, drops }: { open: Open; about: stri
       <UrlForm open={open} />
       <div class="drop">
         <p>Drop {about} here: a directory, or its files</p>
-        <p class="buttons"><Picker label="Choose directory…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
+        <p class="buttons"><Picker label="Choose directory…" directory open={open} /><Picker label="Choose files…" directory={false} open={open} /></p>
         {drops}
       </div>
       {samples.length > 0 && <div class="sample-line"><h2>Samples</h2><ul class="samples">

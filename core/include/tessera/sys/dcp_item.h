@@ -1,4 +1,4 @@
-/* The parts of a DCP folder, for those who write one from memory: the bytes around each item, and the `.metadata`, as
+/* The parts of a DCP directory, for those who write one from memory: the bytes around each item, and the `.metadata`, as
  * torch.distributed.checkpoint 2.13 writes them.
  *
  *   __0_0.distcp   [item: head | bytes of the box | tail][item …]      each item a torch.save archive

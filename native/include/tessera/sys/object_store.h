@@ -5,7 +5,7 @@
 #include "tessera/output.h"
 #include "tessera/store.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 TSR_API_BEGIN
 
@@ -20,7 +20,7 @@ TSR_API_BEGIN
 /* Whether a path begins with one of these four schemes. */
 bool tsr_is_object_url(const char *path);
 
-/* Opens an object or all objects below a URL, as tsr_folder_store_open opens a path. An object called
+/* Opens an object or all objects below a URL, as tsr_directory_store_open opens a path. An object called
  * ".metadata" or "….json" is `primary` among the objects next to it. Opening lists; it reads no object. Credentials and endpoints
  * come from the environment and the files that each vendor's own tools use, never from the URL.
  *
@@ -40,7 +40,7 @@ const char *tsr_object_store_version(const tsr_store *store, uint32_t file);
 /* Whether something happened in this process that its user should be warned of, which is then forgotten: a server refused checksums.
  * Thread-safe. */
 bool tsr_object_store_take_warning(char *out, size_t size);
-/* As tsr_folder_store_hidden, of objects. */
+/* As tsr_directory_store_hidden, of objects. */
 tsr_hidden_names tsr_object_store_hidden(const tsr_store *store);
 
 /* An output to an object store. Large files are uploaded in parts while they are produced, and are not visible before
@@ -48,13 +48,13 @@ tsr_hidden_names tsr_object_store_hidden(const tsr_store *store);
  *
  * Example:
  *
- *     const tsr_object_output_options options = {.is_folder = true};
+ *     const tsr_object_output_options options = {.is_directory = true};
  *     status = tsr_object_output_open(host, "s3://bucket/step-1000", &options, &output, &err); */
 
 typedef struct tsr_object_output_options {
-    bool is_folder; /* several objects below the URL; otherwise one, created under the name "" */
-    bool overwrite; /* an existing destination may be replaced */
-    bool verify;    /* read back everything that was written and compare its SHA-256, before the marker is written */
+    bool is_directory; /* several objects below the URL; otherwise one, created under the name "" */
+    bool overwrite;    /* an existing destination may be replaced */
+    bool verify;       /* read back everything that was written and compare its SHA-256, before the marker is written */
     uint32_t generation;
     /* When replacing: names below the URL that belong to the old checkpoint, its markers first. All are removed once the new
      * one is complete. The markers are removed before any new object becomes visible if `is_unlike` is set, or if a new

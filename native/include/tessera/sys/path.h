@@ -7,7 +7,7 @@
 #include "tessera/path.h"
 #include "tessera/shards.h"
 #include "tessera/store.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 TSR_API_BEGIN
 
@@ -19,7 +19,7 @@ TSR_API_BEGIN
 
 /* Whether a path is a URL of one of these kinds. */
 bool tsr_is_url(const char *path);
-/* Calls tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, depending on the scheme. Errors: those of the
+/* Calls tsr_directory_store_open, tsr_remote_store_open or tsr_object_store_open, depending on the scheme. Errors: those of the
  * function called. */
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
 /* Opens the directory of a training run. In an object store it may be empty, because directories are not made there. TSR_E_USAGE for

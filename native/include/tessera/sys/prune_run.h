@@ -73,7 +73,7 @@ struct tsr_run_place {
 #define TSR_PRUNE_RECORD_HEAD "tessera.prune-record/1\n" /* what records begin with, from when they are created */
 
 /* Opens a directory on this machine; with `dry_run` nothing is written, and the record is not created. */
-tsr_status tsr_folder_run_open(const tsr_host *host, const char *path, bool dry_run, tsr_run_place **out, tsr_error *err);
+tsr_status tsr_directory_run_open(const tsr_host *host, const char *path, bool dry_run, tsr_run_place **out, tsr_error *err);
 /* Opens a directory in an object store that can be written to. */
 tsr_status tsr_object_run_open(const tsr_host *host, const char *url, bool dry_run, tsr_run_place **out, tsr_error *err);
 

@@ -66,7 +66,7 @@ typedef struct tsr_publication {
     tsr_arena *arena;
     const char *destination; /* a path, or the URL of an object store */
     tsr_str line;            /* what journals call this kind of run: one line, including its newline */
-    bool is_folder;          /* it becomes a directory; otherwise one file, which is created under the name "" */
+    bool is_directory;       /* it becomes a directory; otherwise one file, which is created under the name "" */
     const char *marker;      /* the file that makes the output complete; NULL: there is none */
     const tsr_str
         *names; /* the files that a directory will have. The journal lists them, so that they are recognized as ours */

@@ -1,4 +1,4 @@
-# A Spack recipe: put this folder's parent in a repository of yours (spack repo create), then spack install tessera-checkpoint.
+# A Spack recipe: put this directory's parent in a repository of yours (spack repo create), then spack install tessera-checkpoint.
 from spack_repo.builtin.build_systems.cmake import CMakePackage
 
 from spack.package import *

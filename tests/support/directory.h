@@ -1,6 +1,6 @@
 /* Directories in memory, with files that are text, bytes, or safetensors images. Include after cmocka.h. */
-#ifndef TESTS_SUPPORT_FOLDER_H
-#define TESTS_SUPPORT_FOLDER_H
+#ifndef TESTS_SUPPORT_DIRECTORY_H
+#define TESTS_SUPPORT_DIRECTORY_H
 
 #include <stdlib.h>
 
@@ -19,14 +19,14 @@ typedef struct part {
     size_t text_size; /* 0: strlen */
 } part;
 
-typedef struct folder {
+typedef struct directory {
     tsr_memory_file files[MAX_FILES];
     uint32_t count;
     tsr_store *store;
     tsr_host host;
-} folder;
+} directory;
 
-static inline void make_folder(folder *f, const part *parts, const char *primary)
+static inline void make_directory(directory *f, const part *parts, const char *primary)
 {
     memset(f, 0, sizeof *f);
     f->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
@@ -47,7 +47,7 @@ static inline void make_folder(folder *f, const part *parts, const char *primary
     f->store->primary = primary ? tsr_store_find(f->store, tsr_str_from(primary)) : TSR_NO_FILE;
 }
 
-static inline void drop_folder(folder *f)
+static inline void drop_directory(directory *f)
 {
     f->store->close(f->store);
     for (uint32_t i = 0; i < f->count; i++) free((char *)f->files[i].content.data);

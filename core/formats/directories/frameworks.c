@@ -70,7 +70,7 @@ typedef struct tsr_ranks_check {
     bool implies; /* a server is asked for them */
 } tsr_ranks_check;
 
-/* ---- folders ---- */
+/* ---- directories ---- */
 
 /* Opens the directory of a training framework by the framework's row: mounts its parts, and reports what is missing and what is left
  * out. */

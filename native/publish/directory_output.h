@@ -1,14 +1,14 @@
 /* The state of an output to a directory or a single file. It is shared by the code that opens, writes and closes it
- * (folder_output.c), keeps descriptors and sums (folder_files.c), and makes subdirectories, notices changes and publishes
- * (folder_publish.c). */
-#ifndef TSR_NATIVE_FOLDER_OUTPUT_H
-#define TSR_NATIVE_FOLDER_OUTPUT_H
+ * (directory_output.c), keeps descriptors and sums (directory_files.c), and makes subdirectories, notices changes and publishes
+ * (directory_publish.c). */
+#ifndef TSR_NATIVE_DIRECTORY_OUTPUT_H
+#define TSR_NATIVE_DIRECTORY_OUTPUT_H
 
 #include "io/sys.h"
 #include "publish/file_sums.h"
 #include "publish/journal.h"
 #include "publish/record.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -33,72 +33,78 @@ typedef struct output_file {
 } output_file;
 
 /* In the order of tsr_switch (record.h). */
-typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_INTO_FOLDER, OUTPUT_MOVE } output_mode;
+typedef enum output_mode {
+    OUTPUT_FILE,
+    OUTPUT_NEW_DIRECTORY,
+    OUTPUT_SWAP_DIRECTORY,
+    OUTPUT_INTO_DIRECTORY,
+    OUTPUT_MOVE
+} output_mode;
 
-typedef struct folder_output {
+typedef struct directory_output {
     tsr_output base; /* must be first */
     const tsr_sys *sys;
     const tsr_allocator *allocator;
     tsr_arena *arena;
     output_mode mode;
-    tsr_folder_output_options options;
+    tsr_directory_output_options options;
     const char *parent_path; /* as it was given, or "." */
     const char *name;        /* the destination's name in `parent` */
-    /* OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_MOVE: name in `parent` of the directory `work`, until it is published. */
+    /* OUTPUT_NEW_DIRECTORY, OUTPUT_SWAP_DIRECTORY, OUTPUT_MOVE: name in `parent` of the directory `work`, until it is published. */
     const char *temporary;
     int parent;
     int work; /* descriptor of the directory in which files are written: the parent, the new directory or the replaced one */
     char tag[64];         /* word that temporary names contain */
     unsigned number;      /* the next tag to try; only used if options.tag is NULL */
     tsr_vec files;        /* of output_file */
-    tsr_vec folders;      /* of const char *: subdirectories that were made */
+    tsr_vec directories;  /* of const char *: subdirectories that were made */
     pthread_mutex_t lock; /* protects the files and their descriptors */
     uint32_t open_files;
     bool published;
     bool exists;              /* the destination exists and is replaced */
     unsigned widest;          /* union of the permissions of all files of the old checkpoint */
     const struct stat *model; /* a file of the old checkpoint, whose owner and group new files get; or NULL */
-    /* What is to be replaced, as it was when the output was opened (folder_publish.c). An inode of 0: nothing was there. */
+    /* What is to be replaced, as it was when the output was opened (directory_publish.c). An inode of 0: nothing was there. */
     tsr_identity found;      /* of the destination */
-    tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
+    tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced directory */
     bool unsynced_names;     /* files were created or opened since the directories were last synced */
     bool begins;             /* with a tag: a file was missing or did not have its full size */
     bool cannot_copy;        /* copy_range cannot work here, or its bytes could not be summed up */
     const tsr_sum_key *sums; /* NULL: no sums are computed */
-} folder_output;
+} directory_output;
 
-static inline output_file *tsr_output_file(const folder_output *output, uint32_t file)
+static inline output_file *tsr_output_file(const directory_output *output, uint32_t file)
 {
     return (output_file *)output->files.items + file;
 }
 
 /* Returns the descriptor and the final name of a file, and opens it again if necessary. It stays open until it is given back
  * with tsr_output_give. */
-tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
-void tsr_output_give(folder_output *output, uint32_t file);
+tsr_status tsr_output_take(directory_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
+void tsr_output_give(directory_output *output, uint32_t file);
 
 #define TSR_MAX_TRIES 1000 /* how many temporary names are tried */
 /* Closes a file that nobody uses if the limit of open files is reached. The caller holds the lock. */
-void tsr_output_make_room(folder_output *output);
+void tsr_output_make_room(directory_output *output);
 /* Opens an existing file in `work`; -1 with errno. */
-int tsr_output_open_file(folder_output *output, const char *name);
+int tsr_output_open_file(directory_output *output, const char *name);
 
 /* replacement.c: one more than the generation in the name of a data file or sidecar; 0 for any other name. */
 uint32_t tsr_generation_after(const char *name);
 
-/* folder_files.c: TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
-tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err);
+/* directory_files.c: TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
+tsr_status tsr_output_refuse_moved(const directory_output *output, tsr_error *err);
 /* lstat of a name in the current destination; false if there is none. */
-bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info);
-/* folder_publish.c: the functions `sync` and `publish` of the output. */
+bool tsr_output_stat_old(const directory_output *output, const char *name, struct stat *info);
+/* directory_publish.c: the functions `sync` and `publish` of the output. */
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
-/* folder_publish.c: checks whether the destination can be swapped (`made`: this process created the new directory). */
-tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
+/* directory_publish.c: checks whether the destination can be swapped (`made`: this process created the new directory). */
+tsr_status tsr_output_check_swap(directory_output *output, bool made, tsr_error *err);
 /* Whether two names are in the same mount; if that is not known, it is assumed. Links are not followed. */
-bool tsr_is_one_mount(const tsr_sys *sys, int folder, const char *name, int other_folder, const char *other);
+bool tsr_is_one_mount(const tsr_sys *sys, int directory, const char *name, int other_directory, const char *other);
 /* Removes everything that is not published. */
-void tsr_output_discard(folder_output *output);
+void tsr_output_discard(directory_output *output);
 
 /* ---- permissions ---- */
 
@@ -110,12 +116,12 @@ void tsr_output_discard(folder_output *output);
 
 /* The mode of a file or directory that will replace another one. Nobody else can open it until it gets the permissions of
  * the old one. */
-#define TSR_PRIVATE_FILE   0600u
-#define TSR_PRIVATE_FOLDER 0700u
+#define TSR_PRIVATE_FILE      0600u
+#define TSR_PRIVATE_DIRECTORY 0700u
 
-/* Gives the new file or directory the permissions of `name` in `folder`, following links. Does nothing if that does not
+/* Gives the new file or directory the permissions of `name` in `directory`, following links. Does nothing if that does not
  * exist. */
-void tsr_keep_permissions_of(int folder, const char *name, int new_file);
+void tsr_keep_permissions_of(int directory, const char *name, int new_file);
 
 /* ---- subdirectories ---- */
 
@@ -124,6 +130,6 @@ void tsr_keep_permissions_of(int folder, const char *name, int new_file);
 
 /* Creates the directories in the path of a file; those that an earlier run created are accepted. Errors: TSR_E_UNSUPPORTED
  * if the destination exists, except with TSR_EXISTING_EITHER, and those of making directories. */
-tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, tsr_error *err);
+tsr_status tsr_output_make_subdirectories(directory_output *output, const char *name, tsr_error *err);
 
 #endif

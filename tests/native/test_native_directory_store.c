@@ -12,14 +12,14 @@
 #include <unistd.h>
 
 #include "native/scratch.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/store.h"
 
 static tsr_store *open_store(const char *path)
 {
     tsr_error err = {0};
     tsr_store *store = NULL;
-    if (tsr_folder_store_open(NULL, &tsr_allocator_libc, path, &store, &err) != TSR_OK) fail_msg("%s", err.message);
+    if (tsr_directory_store_open(NULL, &tsr_allocator_libc, path, &store, &err) != TSR_OK) fail_msg("%s", err.message);
     return store;
 }
 
@@ -37,7 +37,7 @@ static int setup(void **state)
     return 0;
 }
 
-static void test_native_folder_store__lists_files_and_one_level_below(void **state)
+static void test_native_directory_store__lists_files_and_one_level_below(void **state)
 {
     (void)state;
     static const char *const expected[] = {".metadata",    "__0_0.distcp",  "link.bin",
@@ -54,7 +54,7 @@ static void test_native_folder_store__lists_files_and_one_level_below(void **sta
 
 /* What a killed writer leaves must never be taken for part of the checkpoint. The directory it leaves can still be opened by
  * itself. */
-static void test_native_folder_store__temporary_names_are_not_listed(void **state)
+static void test_native_directory_store__temporary_names_are_not_listed(void **state)
 {
     (void)state;
     scratch_write(".tessera-w0123456789abcdef-0", "x", 1);
@@ -74,7 +74,7 @@ static void test_native_folder_store__temporary_names_are_not_listed(void **stat
     store->close(store);
 }
 
-static void test_native_folder_store__a_file_stands_for_itself_or_its_set(void **state)
+static void test_native_directory_store__a_file_stands_for_itself_or_its_set(void **state)
 {
     (void)state;
     static const struct {
@@ -93,7 +93,7 @@ static void test_native_folder_store__a_file_stands_for_itself_or_its_set(void *
     }
 }
 
-static void test_native_folder_store__refuses_what_is_no_file(void **state)
+static void test_native_directory_store__refuses_what_is_no_file(void **state)
 {
     (void)state;
     static const struct {
@@ -103,18 +103,18 @@ static void test_native_folder_store__refuses_what_is_no_file(void **state)
     for (size_t i = 0; i < 2; i++) {
         tsr_error err = {0};
         tsr_store *store = NULL;
-        assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].path), &store, &err),
+        assert_int_equal(tsr_directory_store_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].path), &store, &err),
                          cases[i].status);
         assert_non_null(strstr(err.message, cases[i].path));
     }
 }
 
-static void test_native_folder_store__short_reads_and_eintr_are_made_whole(void **state)
+static void test_native_directory_store__short_reads_and_eintr_are_made_whole(void **state)
 {
     (void)state;
     faulty_sys faulty = faulty_sys_make();
     tsr_store *store;
-    assert_int_equal(tsr_folder_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, NULL),
+    assert_int_equal(tsr_directory_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, NULL),
                      TSR_OK);
     faulty.short_transfers = 3;
     faulty.calls = 0;
@@ -127,7 +127,7 @@ static void test_native_folder_store__short_reads_and_eintr_are_made_whole(void 
     store->close(store);
 }
 
-static void test_native_folder_store__every_failing_call_is_an_error_that_names_the_file(void **state)
+static void test_native_directory_store__every_failing_call_is_an_error_that_names_the_file(void **state)
 {
     (void)state;
     for (unsigned long n = 1; n < 100; n++) {
@@ -138,10 +138,10 @@ static void test_native_folder_store__every_failing_call_is_an_error_that_names_
         tsr_store *store = NULL;
         char text[10];
         tsr_status status =
-            tsr_folder_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, &err);
+            tsr_directory_store_open(&faulty.sys, &tsr_allocator_libc, scratch_path("__0_0.distcp"), &store, &err);
         if (status == TSR_OK) {
             status = tsr_store_read(store, 0, 0, text, 10, &err);
-            if (status == TSR_OK) status = tsr_folder_store_unchanged(store, &err);
+            if (status == TSR_OK) status = tsr_directory_store_unchanged(store, &err);
             store->close(store);
         }
         if (faulty.calls < n) {
@@ -154,7 +154,7 @@ static void test_native_folder_store__every_failing_call_is_an_error_that_names_
     fail();
 }
 
-static void test_native_folder_store__a_truncated_file_ends_early(void **state)
+static void test_native_directory_store__a_truncated_file_ends_early(void **state)
 {
     (void)state;
     tsr_error err = {0};
@@ -164,12 +164,12 @@ static void test_native_folder_store__a_truncated_file_ends_early(void **state)
     assert_int_equal(tsr_store_read(store, 0, 0, text, 10, &err), TSR_E_IO);
     assert_int_equal(err.byte_position, 7);
     err = (tsr_error){0};
-    assert_int_equal(tsr_folder_store_unchanged(store, &err), TSR_E_CHANGED);
+    assert_int_equal(tsr_directory_store_unchanged(store, &err), TSR_E_CHANGED);
     assert_non_null(strstr(err.message, "__0_0.distcp"));
     store->close(store);
 }
 
-static void test_native_folder_store__keeps_few_descriptors_open(void **state)
+static void test_native_directory_store__keeps_few_descriptors_open(void **state)
 {
     (void)state;
     char name[32];
@@ -189,11 +189,11 @@ static void test_native_folder_store__keeps_few_descriptors_open(void **state)
     int highest = open("/dev/null", O_RDONLY);
     assert_in_range(highest, 0, 256 + 32);
     close(highest);
-    assert_int_equal(tsr_folder_store_unchanged(store, NULL), TSR_OK);
+    assert_int_equal(tsr_directory_store_unchanged(store, NULL), TSR_OK);
     store->close(store);
 }
 
-static void test_native_folder_store__maps_large_files(void **state)
+static void test_native_directory_store__maps_large_files(void **state)
 {
     (void)state;
     char *big = calloc(1, 3 << 20);
@@ -215,18 +215,20 @@ static void test_native_folder_store__maps_large_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_native_folder_store__lists_files_and_one_level_below, setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__temporary_names_are_not_listed, setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__a_file_stands_for_itself_or_its_set, setup,
+        cmocka_unit_test_setup_teardown(test_native_directory_store__lists_files_and_one_level_below, setup,
                                         scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__refuses_what_is_no_file, setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__short_reads_and_eintr_are_made_whole, setup,
+        cmocka_unit_test_setup_teardown(test_native_directory_store__temporary_names_are_not_listed, setup,
                                         scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__every_failing_call_is_an_error_that_names_the_file, setup,
+        cmocka_unit_test_setup_teardown(test_native_directory_store__a_file_stands_for_itself_or_its_set, setup,
                                         scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__a_truncated_file_ends_early, setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__keeps_few_descriptors_open, setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_native_folder_store__maps_large_files, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_directory_store__refuses_what_is_no_file, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_directory_store__short_reads_and_eintr_are_made_whole, setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_directory_store__every_failing_call_is_an_error_that_names_the_file,
+                                        setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_directory_store__a_truncated_file_ends_early, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_directory_store__keeps_few_descriptors_open, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_native_directory_store__maps_large_files, setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

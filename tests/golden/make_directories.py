@@ -1,6 +1,6 @@
-"""Writes tests/golden/folders: what training loops leave in a directory, and what the tensors in it are.
+"""Writes tests/golden/directories: what training loops leave in a directory, and what the tensors in it are.
 
-Usage: python tests/golden/make_folders.py [NAME…]    in an environment that has the versions below (without CUDA).
+Usage: python tests/golden/make_directories.py [NAME…]    in an environment that has the versions below (without CUDA).
 
 Made with torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, lightning 2.6.6, torch_checkpointing 0.1.1. That last one gathers its
 metadata on a GPU and writes past the page cache: here it does both without (see `without_gpu`).
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-HERE = pathlib.Path(__file__).resolve().parent / "folders"
+HERE = pathlib.Path(__file__).resolve().parent / "directories"
 PORT = "29633"
 
 

@@ -16,13 +16,13 @@
 #include "io/sys.h"
 #include "publish/text.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/prune_run.h"
 #include "tessera/sys/try.h"
 
 enum { LEVELS = 64, TRIES = 16 };
 
-typedef struct folder_run {
+typedef struct directory_run {
     tsr_run_place base; /* must be first */
     const tsr_allocator *allocator;
     const tsr_sys *sys;
@@ -32,7 +32,7 @@ typedef struct folder_run {
     int record; /* the open record, which is locked; -1: none */
     char record_name[sizeof TSR_PRUNE_RECORD + 16];
     bool has_text;
-} folder_run;
+} directory_run;
 
 /* ---- names below the run ---- */
 
@@ -42,7 +42,7 @@ static bool is_missing(int error)
 }
 
 /* Opens the directory that contains `name`, one component after the other. *last is the last component. -1 with errno. */
-static int open_parent(const folder_run *run, tsr_str name, char *text, const char **last)
+static int open_parent(const directory_run *run, tsr_str name, char *text, const char **last)
 {
     memcpy(text, name.data, name.size);
     text[name.size] = '\0';
@@ -58,7 +58,7 @@ static int open_parent(const folder_run *run, tsr_str name, char *text, const ch
     return at;
 }
 
-static tsr_status parent_of(const folder_run *run, tsr_str name, char text[PATH_MAX], const char **last, int *fd,
+static tsr_status parent_of(const directory_run *run, tsr_str name, char text[PATH_MAX], const char **last, int *fd,
                             tsr_error *err)
 {
     TSR_FAIL_IF(name.size >= PATH_MAX, err, TSR_E_LIMIT, "the path '%.*s' is too long", TSR_STR_ARG(name));
@@ -68,21 +68,21 @@ static tsr_status parent_of(const folder_run *run, tsr_str name, char text[PATH_
 
 /* ---- listing ---- */
 
-static bool mounts(int folder, const char *name, const struct stat *around, const struct stat *info)
+static bool mounts(int directory, const char *name, const struct stat *around, const struct stat *info)
 {
 #ifdef STATX_ATTR_MOUNT_ROOT
     struct statx extended;
-    if (statx(folder, name, AT_SYMLINK_NOFOLLOW, 0, &extended) == 0 &&
+    if (statx(directory, name, AT_SYMLINK_NOFOLLOW, 0, &extended) == 0 &&
         (extended.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT))
         return extended.stx_attributes & STATX_ATTR_MOUNT_ROOT;
 #endif
-    (void)folder;
+    (void)directory;
     (void)name;
     return info->st_dev != around->st_dev;
 }
 
 /* The path below the run that a link leads to; empty if that is outside, or nothing. */
-static tsr_status follow(const folder_run *run, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err)
+static tsr_status follow(const directory_run *run, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     const tsr_str path = tsr_arena_format(arena, err, "%s/%.*s", run->root, TSR_STR_ARG(name));
     if (!path.data) return TSR_E_NOMEM;
@@ -95,21 +95,21 @@ static tsr_status follow(const folder_run *run, tsr_str name, tsr_arena *arena, 
 }
 
 typedef struct listing {
-    const folder_run *run;
+    const directory_run *run;
     tsr_arena *arena;
     tsr_vec *files;
     uint64_t *bytes; /* that the listing takes in memory so far */
 } listing;
 
-static tsr_status list_directory(const listing *l, int folder, tsr_str path, const struct stat *own, unsigned level,
+static tsr_status list_directory(const listing *l, int directory, tsr_str path, const struct stat *own, unsigned level,
                                  tsr_error *err);
 
-static tsr_status enter(const listing *l, int folder, const char *name, tsr_str path, size_t at, unsigned level,
+static tsr_status enter(const listing *l, int directory, const char *name, tsr_str path, size_t at, unsigned level,
                         tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = l->run->sys;
-    const int fd = tsr_sys_open(sys, folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    const int fd = tsr_sys_open(sys, directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (fd < 0 && errno == ENOENT) return TSR_OK;
     if (fd < 0 || level > LEVELS || sys->stat(sys, fd, &info) != 0) {
         ((tsr_run_file *)l->files->items)[at].is_unreadable = true;
@@ -119,12 +119,12 @@ static tsr_status enter(const listing *l, int folder, const char *name, tsr_str 
     return list_directory(l, fd, path, &info, level, err);
 }
 
-static tsr_status add_name(const listing *l, int folder, const char *name, tsr_str path, const struct stat *around,
+static tsr_status add_name(const listing *l, int directory, const char *name, tsr_str path, const struct stat *around,
                            unsigned level, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = l->run->sys;
-    if (sys->link_stat_at(sys, folder, name, &info) != 0)
+    if (sys->link_stat_at(sys, directory, name, &info) != 0)
         return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "examine", name);
     *l->bytes += sizeof(tsr_run_file) + path.size + strlen(name) + 2;
     TSR_FAIL_IF(*l->bytes > TSR_MOST_LISTING, err, TSR_E_LIMIT,
@@ -144,25 +144,25 @@ static tsr_status add_name(const listing *l, int folder, const char *name, tsr_s
                        .nanoseconds = (int64_t)info.st_mtim.tv_nsec,
                        .version = TSR_STR(""),
                        .target = TSR_STR(""),
-                       .is_mount = !S_ISLNK(info.st_mode) && mounts(folder, name, around, &info)};
+                       .is_mount = !S_ISLNK(info.st_mode) && mounts(directory, name, around, &info)};
     if (!file->name.data) return TSR_E_NOMEM;
     if (file->kind == TSR_RUN_LINK) return follow(l->run, file->name, l->arena, &file->target, err);
-    return file->kind == TSR_RUN_DIRECTORY ? enter(l, folder, name, file->name, at, level + 1, err) : TSR_OK;
+    return file->kind == TSR_RUN_DIRECTORY ? enter(l, directory, name, file->name, at, level + 1, err) : TSR_OK;
 }
 
-/* Takes over `folder`. */
-static tsr_status list_directory(const listing *l, int folder, tsr_str path, const struct stat *own, unsigned level,
+/* Takes over `directory`. */
+static tsr_status list_directory(const listing *l, int directory, tsr_str path, const struct stat *own, unsigned level,
                                  tsr_error *err)
 {
     tsr_status status = TSR_OK;
-    DIR *names = fdopendir(folder);
+    DIR *names = fdopendir(directory);
     if (!names) {
-        l->run->sys->close(l->run->sys, folder);
+        l->run->sys->close(l->run->sys, directory);
         return tsr_sys_raise(err, "list", path.size ? path.data : l->run->root);
     }
     for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(names));)
         if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0)
-            status = add_name(l, folder, item->d_name, path, own, level, err);
+            status = add_name(l, directory, item->d_name, path, own, level, err);
     if (status == TSR_OK && errno && errno != ENOENT)
         status = tsr_sys_raise(err, "list", path.size ? path.data : l->run->root);
     closedir(names);
@@ -173,7 +173,7 @@ static tsr_status list_directory(const listing *l, int folder, tsr_str path, con
 
 /* Another run removes an abandoned record, so the lock has to be on a file that still has its name. It gets its head immediately: a
  * file without it is not taken for a record. */
-static tsr_status create_record(folder_run *run, tsr_error *err)
+static tsr_status create_record(directory_run *run, tsr_error *err)
 {
     const tsr_sys *sys = run->sys;
     struct stat info = {0};
@@ -196,7 +196,7 @@ static tsr_status create_record(folder_run *run, tsr_error *err)
 }
 
 /* The time of the file system, which may be that of a server. */
-static tsr_status read_clock(folder_run *run, int64_t *now, tsr_error *err)
+static tsr_status read_clock(directory_run *run, int64_t *now, tsr_error *err)
 {
     struct stat info;
     int fd = run->record;
@@ -213,7 +213,7 @@ static tsr_status read_clock(folder_run *run, int64_t *now, tsr_error *err)
 
 static tsr_status list(tsr_run_place *base, tsr_arena *arena, tsr_vec *files, int64_t *now, tsr_error *err)
 {
-    folder_run *run = (folder_run *)base;
+    directory_run *run = (directory_run *)base;
     struct stat info;
     uint64_t bytes = 0;
     const listing l = {run, arena, files, &bytes};
@@ -235,7 +235,7 @@ static tsr_status list(tsr_run_place *base, tsr_arena *arena, tsr_vec *files, in
 
 static tsr_status write_record(tsr_run_place *base, tsr_str text, tsr_error *err)
 {
-    folder_run *run = (folder_run *)base;
+    directory_run *run = (directory_run *)base;
     const tsr_sys_file file = {run->sys, run->record, run->record_name};
     run->has_text = true;
     TSR_TRY(tsr_sys_write(file, 0, text.data, text.size, err));
@@ -245,7 +245,7 @@ static tsr_status write_record(tsr_run_place *base, tsr_str text, tsr_error *err
 
 static tsr_status drop_record(tsr_run_place *base, tsr_error *err)
 {
-    folder_run *run = (folder_run *)base;
+    directory_run *run = (directory_run *)base;
     if (run->record < 0) return TSR_OK;
     const bool failed = run->sys->unlink(run->sys, run->fd, run->record_name, false) != 0 && errno != ENOENT;
     if (failed) return tsr_sys_raise(err, "remove", run->record_name);
@@ -256,7 +256,7 @@ static tsr_status drop_record(tsr_run_place *base, tsr_error *err)
 
 static bool is_abandoned(tsr_run_place *base, const tsr_run_file *record)
 {
-    const folder_run *run = (const folder_run *)base;
+    const directory_run *run = (const directory_run *)base;
     char text[PATH_MAX];
     if (record->name.size >= sizeof text) return false;
     snprintf(text, sizeof text, "%.*s", TSR_STR_ARG(record->name));
@@ -272,16 +272,16 @@ static bool is_abandoned(tsr_run_place *base, const tsr_run_file *record)
 static tsr_status read_file(tsr_run_place *base, const tsr_run_file *file, size_t most, tsr_arena *arena, tsr_str *text,
                             tsr_error *err)
 {
-    const folder_run *run = (const folder_run *)base;
+    const directory_run *run = (const directory_run *)base;
     char path[PATH_MAX];
     const char *last;
-    int folder;
+    int directory;
     *text = TSR_STR("");
     if (file->kind != TSR_RUN_FILE || file->size > most) return TSR_OK;
-    TSR_TRY(parent_of(run, file->name, path, &last, &folder, err));
-    if (folder < 0) return TSR_OK;
-    const int fd = tsr_sys_open(run->sys, folder, last, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0), error = errno;
-    run->sys->close(run->sys, folder);
+    TSR_TRY(parent_of(run, file->name, path, &last, &directory, err));
+    if (directory < 0) return TSR_OK;
+    const int fd = tsr_sys_open(run->sys, directory, last, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0), error = errno;
+    run->sys->close(run->sys, directory);
     if (fd < 0 && is_missing(error)) return TSR_OK;
     if (fd < 0) {
         errno = error;
@@ -300,39 +300,39 @@ static tsr_status read_file(tsr_run_place *base, const tsr_run_file *file, size_
 
 static tsr_status remove_file(tsr_run_place *base, const tsr_run_file *file, tsr_run_removal *out, tsr_error *err)
 {
-    const folder_run *run = (const folder_run *)base;
+    const directory_run *run = (const directory_run *)base;
     char path[PATH_MAX];
     const char *last;
     struct stat info;
-    int folder, error = 0;
+    int directory, error = 0;
     *out = TSR_RUN_ABSENT;
-    TSR_TRY(parent_of(run, file->name, path, &last, &folder, err));
-    if (folder < 0) return TSR_OK;
-    if (run->sys->link_stat_at(run->sys, folder, last, &info) != 0) {
+    TSR_TRY(parent_of(run, file->name, path, &last, &directory, err));
+    if (directory < 0) return TSR_OK;
+    if (run->sys->link_stat_at(run->sys, directory, last, &info) != 0) {
         error = errno;
     } else if ((uint64_t)info.st_size != file->size || (int64_t)info.st_mtim.tv_sec != file->seconds ||
                (int64_t)info.st_mtim.tv_nsec != file->nanoseconds || S_ISDIR(info.st_mode)) {
         *out = TSR_RUN_CHANGED;
-    } else if (run->sys->unlink(run->sys, folder, last, false) != 0) {
+    } else if (run->sys->unlink(run->sys, directory, last, false) != 0) {
         error = errno;
     } else {
         *out = TSR_RUN_REMOVED;
     }
-    run->sys->close(run->sys, folder);
+    run->sys->close(run->sys, directory);
     errno = error;
     return !error || error == ENOENT ? TSR_OK : tsr_sys_raise(err, "remove", file->name.data);
 }
 
 static tsr_status remove_directory(tsr_run_place *base, tsr_str name, tsr_error *err)
 {
-    const folder_run *run = (const folder_run *)base;
+    const directory_run *run = (const directory_run *)base;
     char path[PATH_MAX];
     const char *last;
-    int folder;
-    TSR_TRY(parent_of(run, name, path, &last, &folder, err));
-    if (folder < 0) return TSR_OK;
-    const int error = run->sys->unlink(run->sys, folder, last, true) == 0 ? 0 : errno;
-    run->sys->close(run->sys, folder);
+    int directory;
+    TSR_TRY(parent_of(run, name, path, &last, &directory, err));
+    if (directory < 0) return TSR_OK;
+    const int error = run->sys->unlink(run->sys, directory, last, true) == 0 ? 0 : errno;
+    run->sys->close(run->sys, directory);
     errno = error;
     const bool stays = error == ENOTEMPTY || error == EEXIST || error == EBUSY || is_missing(error);
     return !error || stays ? TSR_OK : tsr_sys_raise(err, "remove the directory", name.data);
@@ -340,20 +340,20 @@ static tsr_status remove_directory(tsr_run_place *base, tsr_str name, tsr_error 
 
 static tsr_status settle(tsr_run_place *base, tsr_str name, tsr_error *err)
 {
-    const folder_run *run = (const folder_run *)base;
+    const directory_run *run = (const directory_run *)base;
     char path[PATH_MAX];
     const char *last;
-    int folder;
-    TSR_TRY(parent_of(run, name, path, &last, &folder, err));
-    if (folder < 0) return TSR_OK;
-    const tsr_status status = tsr_sys_sync(run->sys, folder, name.data, err);
-    run->sys->close(run->sys, folder);
+    int directory;
+    TSR_TRY(parent_of(run, name, path, &last, &directory, err));
+    if (directory < 0) return TSR_OK;
+    const tsr_status status = tsr_sys_sync(run->sys, directory, name.data, err);
+    run->sys->close(run->sys, directory);
     return status;
 }
 
 static void close_run(tsr_run_place *base)
 {
-    folder_run *run = (folder_run *)base;
+    directory_run *run = (directory_run *)base;
     tsr_error unused = {0};
     if (run->record >= 0 && !run->has_text) (void)drop_record(base, &unused);
     if (run->record >= 0) run->sys->close(run->sys, run->record);
@@ -362,25 +362,25 @@ static void close_run(tsr_run_place *base)
     tsr_free(run->allocator, run, 1, sizeof *run);
 }
 
-tsr_status tsr_folder_run_open(const tsr_host *host, const char *path, bool dry_run, tsr_run_place **out, tsr_error *err)
+tsr_status tsr_directory_run_open(const tsr_host *host, const char *path, bool dry_run, tsr_run_place **out, tsr_error *err)
 {
-    folder_run *run = tsr_alloc(host->allocator, 1, sizeof *run, err);
+    directory_run *run = tsr_alloc(host->allocator, 1, sizeof *run, err);
     if (!run) return TSR_E_NOMEM;
-    *run = (folder_run){.base = {.list = list,
-                                 .read = read_file,
-                                 .write_record = write_record,
-                                 .drop_record = drop_record,
-                                 .is_abandoned = is_abandoned,
-                                 .remove = remove_file,
-                                 .remove_directory = remove_directory,
-                                 .settle = settle,
-                                 .close = close_run},
-                        .allocator = host->allocator,
-                        .sys = &tsr_sys_posix,
-                        .root = realpath(path, NULL),
-                        .dry_run = dry_run,
-                        .record = -1,
-                        .fd = -1};
+    *run = (directory_run){.base = {.list = list,
+                                    .read = read_file,
+                                    .write_record = write_record,
+                                    .drop_record = drop_record,
+                                    .is_abandoned = is_abandoned,
+                                    .remove = remove_file,
+                                    .remove_directory = remove_directory,
+                                    .settle = settle,
+                                    .close = close_run},
+                           .allocator = host->allocator,
+                           .sys = &tsr_sys_posix,
+                           .root = realpath(path, NULL),
+                           .dry_run = dry_run,
+                           .record = -1,
+                           .fd = -1};
     if (run->root) run->fd = tsr_sys_open(run->sys, AT_FDCWD, run->root, O_RDONLY | O_DIRECTORY, 0);
     if (run->fd >= 0) {
         *out = &run->base;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "publish/record.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
@@ -21,85 +21,85 @@
 
 /* Each directory is listed once, after its parents. */
 
-static const char *folder_at(const folder_output *output, size_t i)
+static const char *directory_at(const directory_output *output, size_t i)
 {
-    return ((const char *const *)output->folders.items)[i];
+    return ((const char *const *)output->directories.items)[i];
 }
 
 /* Searches from the end, because the files of one directory are usually created one after the other. */
-static bool is_noted(const folder_output *output, const char *name, size_t size)
+static bool is_noted(const directory_output *output, const char *name, size_t size)
 {
-    for (size_t i = output->folders.count; i-- > 0;)
-        if (strncmp(folder_at(output, i), name, size) == 0 && folder_at(output, i)[size] == '\0') return true;
+    for (size_t i = output->directories.count; i-- > 0;)
+        if (strncmp(directory_at(output, i), name, size) == 0 && directory_at(output, i)[size] == '\0') return true;
     return false;
 }
 
 /* Makes a directory, or accepts the one that is there. A link could lead out of the output. */
-static tsr_status make_at(const folder_output *output, int folder, const char *name, tsr_error *err)
+static tsr_status make_at(const directory_output *output, int directory, const char *name, tsr_error *err)
 {
     struct stat info;
-    if (output->sys->make_folder(output->sys, folder, name, 0777) == 0) return TSR_OK;
-    if (errno == EEXIST && output->sys->link_stat_at(output->sys, folder, name, &info) == 0 && S_ISDIR(info.st_mode))
+    if (output->sys->make_directory(output->sys, directory, name, 0777) == 0) return TSR_OK;
+    if (errno == EEXIST && output->sys->link_stat_at(output->sys, directory, name, &info) == 0 && S_ISDIR(info.st_mode))
         return TSR_OK;
     return tsr_sys_raise(err, "create", name);
 }
 
-static tsr_status make_subfolder(folder_output *output, const char *name, size_t size, tsr_error *err)
+static tsr_status make_subdirectory(directory_output *output, const char *name, size_t size, tsr_error *err)
 {
     const char *copy = tsr_arena_str(output->arena, (tsr_str){name, size}, err).data;
-    const char **noted = copy ? tsr_vec_push(&output->folders, err) : NULL;
+    const char **noted = copy ? tsr_vec_push(&output->directories, err) : NULL;
     if (!noted) return TSR_E_NOMEM;
     *noted = copy;
     const tsr_status status = make_at(output, output->work, copy, err);
-    if (status != TSR_OK) output->folders.count--;
+    if (status != TSR_OK) output->directories.count--;
     return status;
 }
 
-tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, tsr_error *err)
+tsr_status tsr_output_make_subdirectories(directory_output *output, const char *name, tsr_error *err)
 {
     const char *slash = strchr(name, '/');
-    if (slash && output->mode != OUTPUT_NEW_FOLDER && output->options.existing != TSR_EXISTING_EITHER)
+    if (slash && output->mode != OUTPUT_NEW_DIRECTORY && output->options.existing != TSR_EXISTING_EITHER)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
                          output->name);
     for (; slash; slash = strchr(slash + 1, '/')) {
         if (is_noted(output, name, (size_t)(slash - name))) continue;
-        TSR_TRY(make_subfolder(output, name, (size_t)(slash - name), err));
+        TSR_TRY(make_subdirectory(output, name, (size_t)(slash - name), err));
     }
     return TSR_OK;
 }
 
 /* Whether a name in the output's directory is one of these directories. */
-static bool is_subfolder(const folder_output *output, const char *name)
+static bool is_subdirectory(const directory_output *output, const char *name)
 {
     return is_noted(output, name, strlen(name));
 }
 
-/* Syncs them as subdirectories of `folder`, which makes the names in them durable. */
-static tsr_status sync_subfolders(const folder_output *output, int folder, tsr_error *err)
+/* Syncs them as subdirectories of `directory`, which makes the names in them durable. */
+static tsr_status sync_subdirectories(const directory_output *output, int directory, tsr_error *err)
 {
     tsr_status status = TSR_OK;
-    for (size_t i = 0; i < output->folders.count && status == TSR_OK; i++) {
-        const int fd = tsr_sys_open(output->sys, folder, folder_at(output, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-        if (fd < 0) return tsr_sys_raise(err, "open", folder_at(output, i));
-        status = tsr_sys_sync(output->sys, fd, folder_at(output, i), err);
+    for (size_t i = 0; i < output->directories.count && status == TSR_OK; i++) {
+        const int fd = tsr_sys_open(output->sys, directory, directory_at(output, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+        if (fd < 0) return tsr_sys_raise(err, "open", directory_at(output, i));
+        status = tsr_sys_sync(output->sys, fd, directory_at(output, i), err);
         output->sys->close(output->sys, fd);
     }
     return status;
 }
 
 /* Makes the same ones in another directory, except those that it has. */
-static tsr_status copy_subfolders(const folder_output *output, int folder, tsr_error *err)
+static tsr_status copy_subdirectories(const directory_output *output, int directory, tsr_error *err)
 {
-    for (size_t i = 0; i < output->folders.count; i++) TSR_TRY(make_at(output, folder, folder_at(output, i), err));
+    for (size_t i = 0; i < output->directories.count; i++) TSR_TRY(make_at(output, directory, directory_at(output, i), err));
     return TSR_OK;
 }
 
 /* Removes them. Their files must have been removed before. */
-static void remove_subfolders(const folder_output *output)
+static void remove_subdirectories(const directory_output *output)
 {
-    for (size_t i = output->folders.count; i-- > 0;)
-        output->sys->unlink(output->sys, output->work, folder_at(output, i), true);
+    for (size_t i = output->directories.count; i-- > 0;)
+        output->sys->unlink(output->sys, output->work, directory_at(output, i), true);
 }
 
 /* ---- permissions ---- */
@@ -121,15 +121,15 @@ static bool keep_list(int old, int new_file, const char *kind)
     return fremovexattr(new_file, kind) == 0 || errno == ENODATA || errno == EOPNOTSUPP;
 }
 
-static bool keep_lists(int old, bool is_folder, int new_file)
+static bool keep_lists(int old, bool is_directory, int new_file)
 {
-    if (is_folder) keep_list(old, new_file, "system.posix_acl_default"); /* affects only files created later */
+    if (is_directory) keep_list(old, new_file, "system.posix_acl_default"); /* affects only files created later */
     return keep_list(old, new_file, "system.posix_acl_access");
 }
 #else
-static bool keep_lists(int old, bool is_folder, int new_file)
+static bool keep_lists(int old, bool is_directory, int new_file)
 {
-    (void)is_folder, (void)new_file;
+    (void)is_directory, (void)new_file;
     return old >= 0;
 }
 #endif
@@ -146,10 +146,10 @@ static bool keep_ids(const struct stat *info, const struct stat *now, int new_fi
 static void keep_permissions(int old, const struct stat *info, int new_file)
 {
     struct stat now;
-    const bool is_folder = S_ISDIR(info->st_mode);
-    mode_t mode = info->st_mode & (is_folder ? 07777 : 0777);
+    const bool is_directory = S_ISDIR(info->st_mode);
+    mode_t mode = info->st_mode & (is_directory ? 07777 : 0777);
     if (fstat(new_file, &now) != 0) return;
-    if (!keep_ids(info, &now, new_file) || !keep_lists(old, is_folder, new_file)) mode &= ~(mode_t)S_IRWXG;
+    if (!keep_ids(info, &now, new_file) || !keep_lists(old, is_directory, new_file)) mode &= ~(mode_t)S_IRWXG;
     if (fchmod(new_file, mode) != 0) errno = 0; /* it stays private, as it was created */
 }
 
@@ -161,11 +161,11 @@ static void keep_owner(const struct stat *info, int new_file)
     if (fchmod(new_file, now.st_mode & 0777 & ~(mode_t)S_IRWXG) != 0) errno = 0;
 }
 
-void tsr_keep_permissions_of(int folder, const char *name, int new_file)
+void tsr_keep_permissions_of(int directory, const char *name, int new_file)
 {
     struct stat info;
-    if (fstatat(folder, name, &info, 0) != 0) return;
-    const int old = openat(folder, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fstatat(directory, name, &info, 0) != 0) return;
+    const int old = openat(directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     keep_permissions(old, &info, new_file);
     if (old >= 0) close(old);
 }
@@ -177,7 +177,7 @@ void tsr_keep_permissions_of(int folder, const char *name, int new_file)
  * removed or overwritten, because --overwrite meant what was there before. */
 
 /* Whether the old checkpoint lists this name, and `info` is still the file that had it; `info` NULL: only the name counts. */
-static bool lists_obsolete(const folder_output *output, tsr_str name, const struct stat *info)
+static bool lists_obsolete(const directory_output *output, tsr_str name, const struct stat *info)
 {
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
         if (!tsr_str_equal(output->options.obsolete[i], name)) continue;
@@ -186,7 +186,7 @@ static bool lists_obsolete(const folder_output *output, tsr_str name, const stru
     return false;
 }
 
-static tsr_status refuse(const folder_output *output, const char *what, tsr_error *err)
+static tsr_status refuse(const directory_output *output, const char *what, tsr_error *err)
 {
     return tsr_raise(
         err, TSR_E_CHANGED, TSR_NO_POSITION,
@@ -196,7 +196,7 @@ static tsr_status refuse(const folder_output *output, const char *what, tsr_erro
 }
 
 /* A file that no longer exists need not be removed. A file with another identity belongs to somebody else. */
-static tsr_status refuse_changed_file(const folder_output *output, size_t index, tsr_error *err)
+static tsr_status refuse_changed_file(const directory_output *output, size_t index, tsr_error *err)
 {
     struct stat now;
     const char *name = output->options.obsolete[index].data;
@@ -208,7 +208,7 @@ static tsr_status refuse_changed_file(const folder_output *output, size_t index,
         name, output->name);
 }
 
-static tsr_status refuse_changed_destination(const folder_output *output, tsr_error *err)
+static tsr_status refuse_changed_destination(const directory_output *output, tsr_error *err)
 {
     struct stat now;
     const tsr_identity *then = &output->found;
@@ -218,11 +218,11 @@ static tsr_status refuse_changed_destination(const folder_output *output, tsr_er
                                                             : refuse(output, then->inode ? "replaced" : "created", err);
 }
 
-static tsr_status refuse_changed(const folder_output *output, tsr_error *err)
+static tsr_status refuse_changed(const directory_output *output, tsr_error *err)
 {
     const output_file *files = output->files.items;
     TSR_TRY(tsr_output_refuse_moved(output, err));
-    if (output->mode == OUTPUT_NEW_FOLDER || output->options.existing == TSR_EXISTING_REFUSED)
+    if (output->mode == OUTPUT_NEW_DIRECTORY || output->options.existing == TSR_EXISTING_REFUSED)
         return TSR_OK; /* the rename replaces nothing */
     if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;
     tsr_status status = refuse_changed_destination(output, err);
@@ -240,25 +240,25 @@ static tsr_status refuse_changed(const folder_output *output, tsr_error *err)
  *   exchange the two names, sync their parent, then remove the files that .NAME.tessera-TAG/ has now */
 
 /* Calls `each` for every name in a subdirectory of the parent, except "." and "..". */
-static tsr_status output_each_in(folder_output *output, const char *folder,
-                                 tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err),
+static tsr_status output_each_in(directory_output *output, const char *directory,
+                                 tsr_status (*each)(void *output, int directory, const char *name, tsr_error *err),
                                  tsr_error *err)
 {
-    return tsr_each_name(output->sys, output->parent, folder, each, output, err);
+    return tsr_each_name(output->sys, output->parent, directory, each, output, err);
 }
 
 /* What a subdirectory of the old directory contains. */
 typedef struct inside {
-    const folder_output *output;
+    const directory_output *output;
     const char *name;
     bool has_obsolete, has_others;
 } inside;
 
-static tsr_status look_inside(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status look_inside(void *ctx, int directory, const char *name, tsr_error *err)
 {
     inside *in = ctx;
     char path[PATH_MAX];
-    (void)folder, (void)err;
+    (void)directory, (void)err;
     snprintf(path, sizeof path, "%s/%s", in->name, name);
     const bool obsolete = lists_obsolete(in->output, tsr_str_from(path), NULL);
     in->has_obsolete |= obsolete;
@@ -267,24 +267,24 @@ static tsr_status look_inside(void *ctx, int folder, const char *name, tsr_error
 }
 
 /* Whether a name in the old directory is a file of the old checkpoint, or a subdirectory that has only such files. */
-static tsr_status is_replaced(const folder_output *output, int folder, const char *name, bool *out, tsr_error *err)
+static tsr_status is_replaced(const directory_output *output, int directory, const char *name, bool *out, tsr_error *err)
 {
     inside in = {.output = output, .name = name};
     struct stat info;
     *out = lists_obsolete(output, tsr_str_from(name), NULL);
-    if (*out || output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
-    TSR_TRY(tsr_each_name(output->sys, folder, name, look_inside, &in, err));
+    if (*out || output->sys->link_stat_at(output->sys, directory, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
+    TSR_TRY(tsr_each_name(output->sys, directory, name, look_inside, &in, err));
     *out = in.has_obsolete && !in.has_others;
     return TSR_OK;
 }
 
-static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status refuse_directory(void *ctx, int directory, const char *name, tsr_error *err)
 {
-    const folder_output *output = ctx;
+    const directory_output *output = ctx;
     struct stat info;
     bool replaced;
-    if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
-    TSR_TRY(is_replaced(output, folder, name, &replaced, err));
+    if (output->sys->link_stat_at(output->sys, directory, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
+    TSR_TRY(is_replaced(output, directory, name, &replaced, err));
     if (replaced) return TSR_OK;
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
@@ -295,24 +295,24 @@ static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_err
 
 /* Names cannot be linked, exchanged or moved between two mounts, even of the same file system. Where the system does not tell mounts
  * apart, those of two devices are. */
-bool tsr_is_one_mount(const tsr_sys *sys, int folder, const char *name, int other_folder, const char *other)
+bool tsr_is_one_mount(const tsr_sys *sys, int directory, const char *name, int other_directory, const char *other)
 {
 #if defined(STATX_MNT_ID)
     struct statx a, b;
     (void)sys;
-    if (statx(folder, name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &a) != 0 ||
-        statx(other_folder, other, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &b) != 0)
+    if (statx(directory, name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &a) != 0 ||
+        statx(other_directory, other, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &b) != 0)
         return true;
     return a.stx_mask & b.stx_mask & STATX_MNT_ID ? a.stx_mnt_id == b.stx_mnt_id
                                                   : a.stx_dev_major == b.stx_dev_major && a.stx_dev_minor == b.stx_dev_minor;
 #else
     struct stat a, b;
-    return sys->link_stat_at(sys, folder, name, &a) != 0 || sys->link_stat_at(sys, other_folder, other, &b) != 0 ||
+    return sys->link_stat_at(sys, directory, name, &a) != 0 || sys->link_stat_at(sys, other_directory, other, &b) != 0 ||
            a.st_dev == b.st_dev;
 #endif
 }
 
-static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
+static tsr_status refuse_mount(const directory_output *output, tsr_error *err)
 {
     if (tsr_is_one_mount(output->sys, output->parent, output->name, output->work, ".")) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
@@ -323,17 +323,17 @@ static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
 
 static const char *const trial[] = {TSR_TRIAL_A, TSR_TRIAL_B};
 
-static void end_trial(const folder_output *output)
+static void end_trial(const directory_output *output)
 {
     for (int i = 0; i < 2; i++) output->sys->unlink(output->sys, output->work, trial[i], true);
 }
 
 /* Tries with two empty directories in the new one whether the file system can exchange names. */
-static tsr_status try_exchange(const folder_output *output, tsr_error *err)
+static tsr_status try_exchange(const directory_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     for (int i = 0; i < 2; i++) {
-        if (sys->make_folder(sys, output->work, trial[i], TSR_PRIVATE_FOLDER) != 0)
+        if (sys->make_directory(sys, output->work, trial[i], TSR_PRIVATE_DIRECTORY) != 0)
             return tsr_sys_raise(err, "create", trial[i]);
     }
     const int done = sys->exchange(sys, output->work, trial[0], trial[1]);
@@ -355,15 +355,16 @@ static bool is_obsolete(const void *ctx, const char *name, const struct stat *in
 
 /* Tries whether a file that stays can get a second name in the new directory. The system may forbid it for files of other
  * users (fs.protected_hardlinks), and some file systems have no hard links. */
-static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status try_link(void *ctx, int directory, const char *name, tsr_error *err)
 {
-    const folder_output *output = ctx;
+    const directory_output *output = ctx;
     char why[128] = "";
     const tsr_sys *sys = output->sys;
     bool replaced;
-    TSR_TRY(is_replaced(output, folder, name, &replaced, err));
+    TSR_TRY(is_replaced(output, directory, name, &replaced, err));
     if (replaced) return TSR_OK;
-    if (sys->link(sys, folder, name, output->work, name) == 0) return tsr_remove_name(sys, output->work, name, false, err);
+    if (sys->link(sys, directory, name, output->work, name) == 0)
+        return tsr_remove_name(sys, output->work, name, false, err);
     if (errno == ENOENT) return TSR_OK; /* it has just been removed */
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
@@ -372,10 +373,10 @@ static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *e
         name, output->name, tsr_sys_reason(errno, why, sizeof why));
 }
 
-tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
+tsr_status tsr_output_check_swap(directory_output *output, bool made, tsr_error *err)
 {
     tsr_status status = refuse_mount(output, err);
-    if (status == TSR_OK) status = output_each_in(output, output->name, refuse_folder, err);
+    if (status == TSR_OK) status = output_each_in(output, output->name, refuse_directory, err);
     if (status == TSR_OK && made) status = try_exchange(output, err);
     if (status == TSR_OK && made) return output_each_in(output, output->name, try_link, err);
     end_trial(output); /* of a run that was killed during a trial */
@@ -383,24 +384,24 @@ tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *er
 }
 
 /* Keeps a file that does not belong to the old checkpoint, by giving it a second name in the new directory. */
-static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status keep_file(void *ctx, int directory, const char *name, tsr_error *err)
 {
-    const folder_output *output = ctx;
+    const directory_output *output = ctx;
     struct stat old, new;
     const tsr_sys *sys = output->sys;
     bool replaced;
-    TSR_TRY(is_replaced(output, folder, name, &replaced, err));
+    TSR_TRY(is_replaced(output, directory, name, &replaced, err));
     if (replaced) return TSR_OK;
-    if (sys->link(sys, folder, name, output->work, name) == 0) return TSR_OK;
+    if (sys->link(sys, directory, name, output->work, name) == 0) return TSR_OK;
     if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
-    const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
+    const bool linked = sys->link_stat_at(sys, directory, name, &old) == 0 &&
                         sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is not part of that checkpoint and blocks the write",
                      name, output->name);
 }
 
-static tsr_status output_swap(folder_output *output, tsr_error *err)
+static tsr_status output_swap(directory_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     int done;
@@ -414,8 +415,8 @@ static tsr_status output_swap(folder_output *output, tsr_error *err)
     output->published = true;
     status = tsr_sys_sync(sys, output->parent, output->name, err);
     if (status != TSR_OK) return status;
-    return tsr_retire_folder(sys, output->parent, output->temporary, output->name, (tsr_obsolete_test){is_obsolete, output},
-                             err);
+    return tsr_retire_directory(sys, output->parent, output->temporary, output->name,
+                                (tsr_obsolete_test){is_obsolete, output}, err);
 }
 
 /* ---- move ---- */
@@ -427,9 +428,9 @@ static tsr_status output_swap(folder_output *output, tsr_error *err)
  *
  * In between there is no marker. After a kill, the record shows what is left to remove. */
 
-tsr_status tsr_folder_output_choose(tsr_output *base, tsr_error *err)
+tsr_status tsr_directory_output_choose(tsr_output *base, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     tsr_error why = {0};
     assert(output->options.existing == TSR_EXISTING_EITHER);
     const tsr_status status = output->options.is_within ? TSR_E_UNSUPPORTED : tsr_output_check_swap(output, true, &why);
@@ -438,70 +439,71 @@ tsr_status tsr_folder_output_choose(tsr_output *base, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status refuse_taken_names(const folder_output *output, int folder, tsr_error *err)
+static tsr_status refuse_taken_names(const directory_output *output, int directory, tsr_error *err)
 {
     struct stat info;
     for (uint32_t i = 0; i < output->files.count; i++) {
         const char *name = tsr_output_file(output, i)->name;
-        if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || is_obsolete(output, name, &info)) continue;
+        if (output->sys->link_stat_at(output->sys, directory, name, &info) != 0 || is_obsolete(output, name, &info))
+            continue;
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                          "'%s' in '%s' is not part of that checkpoint and blocks the write", name, output->name);
     }
     return TSR_OK;
 }
 
-static tsr_status remove_old(const folder_output *output, int folder, tsr_error *err)
+static tsr_status remove_old(const directory_output *output, int directory, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = output->sys;
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
         const char *name = output->options.obsolete[i].data;
-        if (sys->link_stat_at(sys, folder, name, &info) != 0 || !is_obsolete(output, name, &info)) continue;
-        TSR_TRY(tsr_remove_name(sys, folder, name, false, err));
-        tsr_remove_parents(sys, folder, name);
-        if (i == 0) TSR_TRY(tsr_sys_sync(sys, folder, output->name, err));
+        if (sys->link_stat_at(sys, directory, name, &info) != 0 || !is_obsolete(output, name, &info)) continue;
+        TSR_TRY(tsr_remove_name(sys, directory, name, false, err));
+        tsr_remove_parents(sys, directory, name);
+        if (i == 0) TSR_TRY(tsr_sys_sync(sys, directory, output->name, err));
     }
     return TSR_OK;
 }
 
-static tsr_status move_file(const folder_output *output, int folder, uint32_t file, tsr_error *err)
+static tsr_status move_file(const directory_output *output, int directory, uint32_t file, tsr_error *err)
 {
     const output_file *f = tsr_output_file(output, file);
     const tsr_sys *sys = output->sys;
     int done;
-    do done = sys->rename_new(sys, output->work, f->temporary, folder, f->name);
+    do done = sys->rename_new(sys, output->work, f->temporary, directory, f->name);
     while (done != 0 && errno == EINTR);
     return done == 0 ? TSR_OK : tsr_sys_raise(err, "give its name to", f->name);
 }
 
-static tsr_status move_files(folder_output *output, int folder, uint32_t marker, tsr_error *err)
+static tsr_status move_files(directory_output *output, int directory, uint32_t marker, tsr_error *err)
 {
-    TSR_TRY(refuse_taken_names(output, folder, err));
-    TSR_TRY(remove_old(output, folder, err));
-    TSR_TRY(copy_subfolders(output, folder, err));
+    TSR_TRY(refuse_taken_names(output, directory, err));
+    TSR_TRY(remove_old(output, directory, err));
+    TSR_TRY(copy_subdirectories(output, directory, err));
     for (uint32_t i = 0; i < output->files.count; i++)
-        if (i != marker) TSR_TRY(move_file(output, folder, i, err));
-    TSR_TRY(sync_subfolders(output, folder, err));
-    TSR_TRY(tsr_sys_sync(output->sys, folder, output->name, err));
-    if (marker < output->files.count) TSR_TRY(move_file(output, folder, marker, err));
+        if (i != marker) TSR_TRY(move_file(output, directory, i, err));
+    TSR_TRY(sync_subdirectories(output, directory, err));
+    TSR_TRY(tsr_sys_sync(output->sys, directory, output->name, err));
+    if (marker < output->files.count) TSR_TRY(move_file(output, directory, marker, err));
     output->published = true;
-    return tsr_sys_sync(output->sys, folder, output->name, err);
+    return tsr_sys_sync(output->sys, directory, output->name, err);
 }
 
-static tsr_status publish_moved(folder_output *output, uint32_t marker, tsr_error *err)
+static tsr_status publish_moved(directory_output *output, uint32_t marker, tsr_error *err)
 {
-    const int folder = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    if (folder < 0) return tsr_sys_raise(err, "open", output->name);
-    const tsr_status status = move_files(output, folder, marker, err);
-    output->sys->close(output->sys, folder);
+    const int directory = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (directory < 0) return tsr_sys_raise(err, "open", output->name);
+    const tsr_status status = move_files(output, directory, marker, err);
+    output->sys->close(output->sys, directory);
     if (status != TSR_OK) return status;
-    remove_subfolders(output);
+    remove_subdirectories(output);
     return tsr_remove_name(output->sys, output->parent, output->temporary, true, err);
 }
 
 /* ---- publish ---- */
 
-static bool set_unsynced(folder_output *output, uint32_t file, bool now)
+static bool set_unsynced(directory_output *output, uint32_t file, bool now)
 {
     pthread_mutex_lock(&output->lock);
     const bool before = tsr_output_file(output, file)->unsynced;
@@ -510,7 +512,7 @@ static bool set_unsynced(folder_output *output, uint32_t file, bool now)
     return before;
 }
 
-static tsr_status sync_file(folder_output *output, uint32_t file, tsr_error *err)
+static tsr_status sync_file(directory_output *output, uint32_t file, tsr_error *err)
 {
     int fd;
     const char *name;
@@ -523,7 +525,7 @@ static tsr_status sync_file(folder_output *output, uint32_t file, tsr_error *err
 
 /* Syncs the files that this process has changed since it last synced them. Each process syncs what it writes before it
  * reports it to the others or in its journal. */
-static tsr_status sync_files(folder_output *output, tsr_error *err)
+static tsr_status sync_files(directory_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     for (uint32_t i = 0; i < output->files.count && status == TSR_OK; i++) {
@@ -537,10 +539,10 @@ static tsr_status sync_files(folder_output *output, tsr_error *err)
 /* Syncs the names, too: the files that a journal mentions must still exist after a power loss. */
 tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     tsr_status status = sync_files(output, err);
     if (status != TSR_OK || !output->unsynced_names) return status;
-    status = sync_subfolders(output, output->work, err);
+    status = sync_subdirectories(output, output->work, err);
     if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK && output->parent != output->work)
         status = tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -549,7 +551,7 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
 }
 
 /* Gives a file its final name. With `replace`, it may replace an old file. */
-static tsr_status rename_file(folder_output *output, output_file *file, bool replace, tsr_error *err)
+static tsr_status rename_file(directory_output *output, output_file *file, bool replace, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     int done;
@@ -561,7 +563,7 @@ static tsr_status rename_file(folder_output *output, output_file *file, bool rep
     return TSR_OK;
 }
 
-static tsr_status publish_file(folder_output *output, tsr_error *err)
+static tsr_status publish_file(directory_output *output, tsr_error *err)
 {
     if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
     TSR_TRY(rename_file(output, tsr_output_file(output, 0),
@@ -570,7 +572,7 @@ static tsr_status publish_file(folder_output *output, tsr_error *err)
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
 }
 
-static bool is_new_name(const folder_output *output, tsr_str name)
+static bool is_new_name(const directory_output *output, tsr_str name)
 {
     const output_file *files = output->files.items;
     for (size_t i = 0; i < output->files.count; i++) {
@@ -579,13 +581,13 @@ static bool is_new_name(const folder_output *output, tsr_str name)
     return false;
 }
 
-static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_error *err)
+static tsr_status refuse_stranger(void *ctx, int directory, const char *name, tsr_error *err)
 {
-    const folder_output *output = ctx;
+    const directory_output *output = ctx;
     struct stat here, there;
-    if (is_new_name(output, tsr_str_from(name)) || is_subfolder(output, name)) return TSR_OK;
-    const bool linked = output->mode == OUTPUT_SWAP_FOLDER &&
-                        output->sys->link_stat_at(output->sys, folder, name, &here) == 0 && here.st_nlink > 1 &&
+    if (is_new_name(output, tsr_str_from(name)) || is_subdirectory(output, name)) return TSR_OK;
+    const bool linked = output->mode == OUTPUT_SWAP_DIRECTORY &&
+                        output->sys->link_stat_at(output->sys, directory, name, &here) == 0 && here.st_nlink > 1 &&
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
     if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
@@ -594,18 +596,18 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
 }
 
 /* Files that other programs put into the new directory must not become part of the checkpoint. */
-static tsr_status refuse_strangers(folder_output *output, tsr_error *err)
+static tsr_status refuse_strangers(directory_output *output, tsr_error *err)
 {
     return output->options.begun != TSR_BEGUN_REFUSED ? output_each_in(output, output->temporary, refuse_stranger, err)
                                                       : TSR_OK;
 }
 
-static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
+static tsr_status publish_new_directory(directory_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = refuse_strangers(output, err);
-    if (status == TSR_OK && output->unsynced_names) status = sync_subfolders(output, output->work, err);
+    if (status == TSR_OK && output->unsynced_names) status = sync_subdirectories(output, output->work, err);
     if (status == TSR_OK && output->unsynced_names) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
@@ -617,7 +619,7 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
 
 /* Removes as many of the obsolete files as possible, and allocates no memory for it: a file left behind would be taken for
  * part of the checkpoint. */
-static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
+static tsr_status remove_obsolete(directory_output *output, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     struct stat info;
@@ -637,12 +639,12 @@ static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
 }
 
 /* Replaces a marker only if it is the old checkpoint's: another program may have put its own there, where there was none. */
-static tsr_status rename_marker(folder_output *output, output_file *marker, tsr_error *err)
+static tsr_status rename_marker(directory_output *output, output_file *marker, tsr_error *err)
 {
     return rename_file(output, marker, lists_obsolete(output, tsr_str_from(marker->name), NULL), err);
 }
 
-static tsr_status publish_into_folder(folder_output *output, uint32_t marker, tsr_error *err)
+static tsr_status publish_into_directory(directory_output *output, uint32_t marker, tsr_error *err)
 {
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (i == marker) continue;
@@ -661,7 +663,7 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
     return tsr_sys_sync(output->sys, output->work, output->name, err);
 }
 
-static void publish_keep_permissions(const folder_output *output, const output_file *file, int fd)
+static void publish_keep_permissions(const directory_output *output, const output_file *file, int fd)
 {
     if (!file->replaces && output->model) keep_owner(output->model, fd);
     if (!file->replaces) return;
@@ -676,7 +678,7 @@ static void publish_keep_permissions(const folder_output *output, const output_f
 }
 
 /* Sets the permissions before the renames, so that a new file never permits more than the file it replaces. */
-static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
+static tsr_status keep_all_permissions(directory_output *output, tsr_error *err)
 {
     for (uint32_t i = 0; output->exists && i < output->files.count; i++) {
         int fd;
@@ -691,7 +693,7 @@ static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
 
 tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     assert(!output->published);
     tsr_status status = keep_all_permissions(output, err);
     if (status == TSR_OK) status = sync_files(output, err);
@@ -699,38 +701,38 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     if (status != TSR_OK) return status;
     switch (output->mode) {
     case OUTPUT_FILE: return publish_file(output, err);
-    case OUTPUT_NEW_FOLDER: return publish_new_folder(output, err);
-    case OUTPUT_SWAP_FOLDER:
+    case OUTPUT_NEW_DIRECTORY: return publish_new_directory(output, err);
+    case OUTPUT_SWAP_DIRECTORY:
         status = refuse_strangers(output, err);
         return status == TSR_OK ? output_swap(output, err) : status;
     case OUTPUT_MOVE:
         status = refuse_strangers(output, err);
         return status == TSR_OK ? publish_moved(output, marker, err) : status;
-    default: return publish_into_folder(output, marker, err);
+    default: return publish_into_directory(output, marker, err);
     }
 }
 
-void tsr_output_discard(folder_output *output)
+void tsr_output_discard(directory_output *output)
 {
     const tsr_sys *sys = output->sys;
     for (uint32_t i = 0; i < output->files.count; i++) {
         const output_file *file = tsr_output_file(output, i);
         sys->unlink(sys, output->work, file->is_final ? file->name : file->temporary, false);
     }
-    remove_subfolders(output);
+    remove_subdirectories(output);
     if (output->temporary) sys->unlink(sys, output->parent, output->temporary, true);
 }
 
-void tsr_folder_output_abandon(tsr_output *base)
+void tsr_directory_output_abandon(tsr_output *base)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     pthread_mutex_lock(&output->lock); /* never unlocked: a thread that wants to create a file waits here */
     if (!output->published && output->options.unfinished == TSR_UNFINISHED_REMOVED) tsr_output_discard(output);
 }
 
 /* ---- the record ---- */
 
-static tsr_status record_files(folder_output *output, tsr_recorded_file *files, tsr_error *err)
+static tsr_status record_files(directory_output *output, tsr_recorded_file *files, tsr_error *err)
 {
     struct stat info;
     const char *name;
@@ -746,7 +748,7 @@ static tsr_status record_files(folder_output *output, tsr_recorded_file *files, 
     return TSR_OK;
 }
 
-static size_t record_old(const folder_output *output, tsr_recorded_file *files)
+static size_t record_old(const directory_output *output, tsr_recorded_file *files)
 {
     struct stat info;
     size_t count = 0;
@@ -759,7 +761,7 @@ static size_t record_old(const folder_output *output, tsr_recorded_file *files)
 }
 
 /* Records the file that is published after this one, and the file that it replaces. */
-static tsr_status record_companion(folder_output *companion, tsr_recorded_file *files, size_t *count, tsr_error *err)
+static tsr_status record_companion(directory_output *companion, tsr_recorded_file *files, size_t *count, tsr_error *err)
 {
     struct stat info;
     TSR_TRY(record_files(companion, files + *count, err));
@@ -769,9 +771,10 @@ static tsr_status record_companion(folder_output *companion, tsr_recorded_file *
     return TSR_OK;
 }
 
-tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_output *companion, tsr_vec *text, tsr_error *err)
+tsr_status tsr_directory_output_record(tsr_output *base, uint32_t marker, tsr_output *companion, tsr_vec *text,
+                                       tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     struct stat info = {0};
     const size_t count = output->files.count;
     tsr_recorded_file *files =
@@ -780,11 +783,11 @@ tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_outpu
     if (status != TSR_OK) return status;
     tsr_record record = {.kind = (tsr_switch)output->mode, .marker = TSR_STR(""), .files = files, .count = count};
     if (output->sys->stat(output->sys, output->parent, &info) == 0) record.device = (uint64_t)info.st_dev;
-    if (companion) status = record_companion((folder_output *)companion, files, &record.count, err);
+    if (companion) status = record_companion((directory_output *)companion, files, &record.count, err);
     if (status != TSR_OK) return status;
-    const bool into = output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_MOVE;
+    const bool into = output->mode == OUTPUT_INTO_DIRECTORY || output->mode == OUTPUT_MOVE;
     if (into && marker < count) record.marker = files[marker].name;
-    if (into || output->mode == OUTPUT_SWAP_FOLDER) record.count += record_old(output, files + count);
+    if (into || output->mode == OUTPUT_SWAP_DIRECTORY) record.count += record_old(output, files + count);
     if (output->mode == OUTPUT_FILE || into) {
         const uint32_t which = marker < count ? marker : 0;
         if (which < count) record.identity = files[which].identity;

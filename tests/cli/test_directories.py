@@ -1,5 +1,5 @@
-"""Directories of training loops: parts, steps, and files of several nodes. tests/golden/folders contains what the real
-libraries wrote (make_folders.py)."""
+"""Directories of training loops: parts, steps, and files of several nodes. tests/golden/directories contains what the real
+libraries wrote (make_directories.py)."""
 import json
 import os
 import shutil
@@ -8,12 +8,12 @@ import subprocess
 
 from harness import ROOT, Skip, need, sample, st_write, test
 
-FOLDERS = os.path.join(ROOT, "tests", "golden", "folders")
+DIRECTORIES = os.path.join(ROOT, "tests", "golden", "directories")
 
 
 def golden(name):
-    with open(os.path.join(FOLDERS, name + ".expect.json")) as f:
-        return os.path.join(FOLDERS, name), json.load(f)
+    with open(os.path.join(DIRECTORIES, name + ".expect.json")) as f:
+        return os.path.join(DIRECTORIES, name), json.load(f)
 
 
 def rows(doc):
@@ -34,7 +34,7 @@ def check_part(doc, want, prefix=""):
         need(type(found) is type(value) and found == value, f"{prefix + name}: {found!r}, the library has {value!r}")
 
 
-def check_folder(t, name):
+def check_directory(t, name):
     path, want = golden(name)
     whole = t.json("inspect", path, "--json", "--hash", "sha256")
     need(whole["format"] == want["format"], whole["format"])
@@ -59,7 +59,7 @@ def check_written(t, source, want, part):
 
 @test
 def test_torch_checkpointing_is_read_as_the_package_wrote_it(t):
-    path, want = check_folder(t, "torch_checkpointing")
+    path, want = check_directory(t, "torch_checkpointing")
     check_written(t, path, want["parts"]["model"], "model")
     shutil.copytree(path, t.at("lost"), ignore=lambda _, names: ["model_0.pt"])
     found = t.json("validate", t.at("lost"), "--json", status=1)["findings"]
@@ -69,7 +69,7 @@ def test_torch_checkpointing_is_read_as_the_package_wrote_it(t):
 
 @test
 def test_a_trainer_checkpoint_is_read_as_the_trainer_wrote_it(t):
-    path, want = check_folder(t, "trainer")
+    path, want = check_directory(t, "trainer")
     check_written(t, path, want["parts"]["model"], "model")
     t.run("convert", path, t.at("parts"), "--to", "safetensors", "--objects", "drop")
     need(sorted(os.listdir(t.at("parts"))) == ["model.safetensors", "optimizer.safetensors", "rng_state.safetensors"], os.listdir(t.at("parts")))
@@ -382,8 +382,8 @@ def test_a_marker_of_a_directory_that_may_not_be_read_says_so(t):
         f.write("step-2")
     as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     program = shutil.copy(t.path, t.at("program"))
-    for folder in (t.folder, path):
-        os.chmod(folder, 0o755)
+    for directory in (t.directory, path):
+        os.chmod(directory, 0o755)
     os.chmod(os.path.join(path, "step-2"), 0)
     try:
         p = subprocess.run([*as_user, program, "inspect", path], capture_output=True, text=True)
@@ -645,8 +645,8 @@ def test_a_scheduler_without_its_optimizer_is_a_warning(t):
 def made_of(t, place, parts, files, format, own=None):
     """Makes a directory with PyTorch's DCPs in `parts` ({directory: part}), and checks that it opens as these parts."""
     root, source = t.at(place), {}
-    for folder, name in parts.items():
-        shutil.copytree(sample(name)[0], os.path.join(root, folder))
+    for directory, name in parts.items():
+        shutil.copytree(sample(name)[0], os.path.join(root, directory))
     for name, content in files.items():
         os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
         if os.path.isfile(str(content)):
@@ -654,8 +654,8 @@ def made_of(t, place, parts, files, format, own=None):
         else:
             with open(os.path.join(root, name), "w") as f:
                 f.write(content)
-    for folder, name in parts.items():
-        part = {"weights": "model"}.get(folder, folder)
+    for directory, name in parts.items():
+        part = {"weights": "model"}.get(directory, directory)
         source[part] = tensors(t.json("inspect", sample(name)[0], "--json", "--hash", "sha256"))
     whole = t.json("inspect", root, "--json", "--hash", "sha256")
     need(whole["format"] == format, whole["format"])
@@ -743,9 +743,9 @@ def a_step_that_olmo_core_saved_is_read(t):
 @test
 def directories_of_dcps_that_only_look_alike(t):
     """Directories with such names, but without what else the frameworks write, are several checkpoints, as before."""
-    for place, folders in (("a", ("model", "optim")), ("b", ("trainer", "other")), ("c", ("weights", "more"))):
-        for folder in folders:
-            shutil.copytree(sample("dcp_fsdp2")[0], os.path.join(t.at(place), folder))
+    for place, directories in (("a", ("model", "optim")), ("b", ("trainer", "other")), ("c", ("weights", "more"))):
+        for directory in directories:
+            shutil.copytree(sample("dcp_fsdp2")[0], os.path.join(t.at(place), directory))
         p = t.run("inspect", t.at(place), status=2)
         need(b"several checkpoints" in p.stderr, p.stderr)
 

@@ -5,7 +5,7 @@
 
 #include "io/locked.h"
 #include "io/sys.h"
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "tessera/sys/try.h"
 
 /* ---- output files ---- */
@@ -15,7 +15,7 @@
 
 #define MAX_OPEN_FILES 256
 
-void tsr_output_make_room(folder_output *output)
+void tsr_output_make_room(directory_output *output)
 {
     assert(tsr_is_locked(&output->lock));
     if (output->open_files < MAX_OPEN_FILES) return;
@@ -29,12 +29,12 @@ void tsr_output_make_room(folder_output *output)
     }
 }
 
-int tsr_output_open_file(folder_output *output, const char *name)
+int tsr_output_open_file(directory_output *output, const char *name)
 {
     return tsr_sys_open(output->sys, output->work, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
 }
 
-tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err)
+tsr_status tsr_output_take(directory_output *output, uint32_t file, int *fd, const char **name, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     pthread_mutex_lock(&output->lock);
@@ -56,7 +56,7 @@ tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const 
     return status;
 }
 
-void tsr_output_give(folder_output *output, uint32_t file)
+void tsr_output_give(directory_output *output, uint32_t file)
 {
     pthread_mutex_lock(&output->lock);
     assert(tsr_output_file(output, file)->users);
@@ -77,7 +77,7 @@ typedef struct span {
     uint64_t at, end;
 } span;
 
-static tsr_status sum_span(const folder_output *output, span s, uint8_t *buffer, uint64_t *sum, tsr_error *err)
+static tsr_status sum_span(const directory_output *output, span s, uint8_t *buffer, uint64_t *sum, tsr_error *err)
 {
     *sum = 0;
     for (; s.at < s.end; s.at += READ_BYTES) {
@@ -88,7 +88,7 @@ static tsr_status sum_span(const folder_output *output, span s, uint8_t *buffer,
     return TSR_OK;
 }
 
-static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name,
+static tsr_status sum_file(directory_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name,
                            tsr_error *err)
 {
     struct stat info;
@@ -100,9 +100,9 @@ static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer
     return status;
 }
 
-tsr_status tsr_folder_output_sum(tsr_output *base, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err)
+tsr_status tsr_directory_output_sum(tsr_output *base, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     span s = {.at = range.offset, .end = range.offset + range.size};
     uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
     if (!buffer) return TSR_E_NOMEM;
@@ -115,9 +115,9 @@ tsr_status tsr_folder_output_sum(tsr_output *base, uint32_t file, tsr_file_range
     return status;
 }
 
-tsr_status tsr_folder_output_verify(tsr_output *base, const uint64_t *sums, uint32_t count, tsr_error *err)
+tsr_status tsr_directory_output_verify(tsr_output *base, const uint64_t *sums, uint32_t count, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     const char *name = "";
     tsr_status status = TSR_OK;
     uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
@@ -137,18 +137,18 @@ tsr_status tsr_folder_output_verify(tsr_output *base, const uint64_t *sums, uint
 
 /* ---- the destination ---- */
 
-bool tsr_output_stat_old(const folder_output *output, const char *name, struct stat *info)
+bool tsr_output_stat_old(const directory_output *output, const char *name, struct stat *info)
 {
     const tsr_sys *sys = output->sys;
-    const int folder = tsr_sys_open(sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    const bool found = folder >= 0 && sys->link_stat_at(sys, folder, name, info) == 0;
-    if (folder >= 0) sys->close(sys, folder);
+    const int directory = tsr_sys_open(sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    const bool found = directory >= 0 && sys->link_stat_at(sys, directory, name, info) == 0;
+    if (directory >= 0) sys->close(sys, directory);
     return found;
 }
 
 /* Everything is written through the descriptor of the parent directory, so the output would appear in a directory that the user has
  * moved elsewhere, and not at the path that was given. */
-tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err)
+tsr_status tsr_output_refuse_moved(const directory_output *output, tsr_error *err)
 {
     struct stat now, then;
     if (output->sys->stat(output->sys, output->parent, &then) != 0)

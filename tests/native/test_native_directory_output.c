@@ -12,7 +12,7 @@
 
 #include "io/sys.h"
 #include "native/scratch.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/store.h"
 
 /* Writes a file of `size` bytes `fill` in two halves, the second half first. */
@@ -31,15 +31,15 @@ static tsr_status put(tsr_output *output, const char *name, char fill, size_t si
 static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count,
                        char fill, tsr_error *err)
 {
-    tsr_folder_output_options options = {.is_folder = true,
-                                         .existing = overwrite ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
-                                         .obsolete = obsolete,
-                                         .obsolete_count = obsolete_count};
+    tsr_directory_output_options options = {.is_directory = true,
+                                            .existing = overwrite ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
+                                            .obsolete = obsolete,
+                                            .obsolete_count = obsolete_count};
     static const char *const names[2][2] = {{"__0_0.distcp", "__1_0.distcp"}, {"__0_1.distcp", "__1_1.distcp"}};
     tsr_output *output;
     uint32_t file, marker;
-    tsr_status status = overwrite ? tsr_folder_next_generation(sys, path, &options.generation, err) : TSR_OK;
-    if (status == TSR_OK) status = tsr_folder_output_open(sys, &tsr_allocator_libc, path, &options, &output, err);
+    tsr_status status = overwrite ? tsr_directory_next_generation(sys, path, &options.generation, err) : TSR_OK;
+    if (status == TSR_OK) status = tsr_directory_output_open(sys, &tsr_allocator_libc, path, &options, &output, err);
     if (status != TSR_OK) return status;
     const char *const *chosen = names[output->generation];
     for (int i = 0; i < 2 && status == TSR_OK; i++) status = put(output, chosen[i], fill, 200, &file, err);
@@ -51,17 +51,17 @@ static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, con
 
 /* Returns the letter that fills all files of the checkpoint named by the marker, 0 when there is none, or '!' for a
  * mixture. */
-static char verdict(const char *folder)
+static char verdict(const char *directory)
 {
     char path[64], text[256];
-    snprintf(path, sizeof path, "%s/.metadata", folder);
+    snprintf(path, sizeof path, "%s/.metadata", directory);
     if (scratch_read(path, text, sizeof text) != 50) return 0;
     char fill = text[0];
     int complete = 0;
     for (int set = 0; set < 2; set++) {
         bool whole = true;
         for (int rank = 0; rank < 2; rank++) {
-            snprintf(path, sizeof path, "%s/__%d_%d.distcp", folder, rank, set);
+            snprintf(path, sizeof path, "%s/__%d_%d.distcp", directory, rank, set);
             whole &= scratch_read(path, text, sizeof text) == 200 && text[0] == fill && text[199] == fill;
         }
         complete += whole;
@@ -69,7 +69,7 @@ static char verdict(const char *folder)
     return complete ? fill : '!';
 }
 
-static void test_native_folder_output__a_new_folder_appears_whole(void **state)
+static void test_native_directory_output__a_new_directory_appears_whole(void **state)
 {
     (void)state;
     tsr_error err = {0};
@@ -79,7 +79,7 @@ static void test_native_folder_output__a_new_folder_appears_whole(void **state)
     assert_int_equal(verdict("ckpt"), 'n');
 }
 
-static void test_native_folder_output__an_existing_destination_is_refused(void **state)
+static void test_native_directory_output__an_existing_destination_is_refused(void **state)
 {
     (void)state;
     tsr_error err = {0};
@@ -89,7 +89,7 @@ static void test_native_folder_output__an_existing_destination_is_refused(void *
     assert_string_equal(scratch_list("ckpt"), "other");
 }
 
-static void test_native_folder_output__what_is_no_file_is_never_replaced(void **state)
+static void test_native_directory_output__what_is_no_file_is_never_replaced(void **state)
 {
     (void)state;
     tsr_error err = {0};
@@ -100,7 +100,7 @@ static void test_native_folder_output__what_is_no_file_is_never_replaced(void **
     assert_int_equal(unlink(scratch_path("pipe")), 0);
 }
 
-static void test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint(void **state)
+static void test_native_directory_output__replacing_keeps_what_is_not_the_old_checkpoint(void **state)
 {
     (void)state;
     const tsr_str obsolete[] = {TSR_STR("__0_0.distcp"), TSR_STR("__1_0.distcp"), TSR_STR(".metadata"), TSR_STR("gone")};
@@ -113,7 +113,7 @@ static void test_native_folder_output__replacing_keeps_what_is_not_the_old_check
 }
 
 /* R6: the n-th call fails once. The run must fail with an error or end well, and must leave nothing temporary. */
-static void test_native_folder_output__a_failing_call_leaves_no_trace(void **state)
+static void test_native_directory_output__a_failing_call_leaves_no_trace(void **state)
 {
     (void)state;
     static const int errors[] = {EIO, ENOSPC};
@@ -142,7 +142,7 @@ static void test_native_folder_output__a_failing_call_leaves_no_trace(void **sta
 
 /* R7: from the n-th writing call on nothing happens any more, as after a kill. The checkpoint must be the old or the new
  * one, never a mixture. */
-static void test_native_folder_output__stopping_anywhere_leaves_old_or_new(void **state)
+static void test_native_directory_output__stopping_anywhere_leaves_old_or_new(void **state)
 {
     (void)state;
     const tsr_str obsolete[] = {TSR_STR("__0_0.distcp"), TSR_STR("__1_0.distcp"), TSR_STR(".metadata")};
@@ -170,7 +170,7 @@ static void test_native_folder_output__stopping_anywhere_leaves_old_or_new(void 
     }
 }
 
-static void test_native_folder_output__one_file_is_replaced_by_its_rename(void **state)
+static void test_native_directory_output__one_file_is_replaced_by_its_rename(void **state)
 {
     (void)state;
     for (unsigned long n = 0; n < 12; n++) {
@@ -179,13 +179,14 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
         faulty.writes_only = true;
         faulty.fail_at = n;
         faulty.error = EIO;
-        const tsr_folder_output_options options = {.existing = TSR_EXISTING_REPLACED};
+        const tsr_directory_output_options options = {.existing = TSR_EXISTING_REPLACED};
         tsr_error err = {0};
         tsr_output *output;
         uint32_t file;
         char text[256] = "";
         assert_int_equal(
-            tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("m.pt"), &options, &output, &err), TSR_OK);
+            tsr_directory_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("m.pt"), &options, &output, &err),
+            TSR_OK);
         tsr_status status = put(output, "", 'n', 100, &file, &err);
         assert_int_equal(scratch_read("m.pt", text, sizeof text), 3);
         if (status == TSR_OK) status = output->publish(output, file, &err);
@@ -198,7 +199,7 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
 }
 
 /* A killed run with the same process number (usual in containers) has left its temporary names. */
-static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
+static void test_native_directory_output__leftovers_do_not_stop_a_run(void **state)
 {
     (void)state;
     const tsr_str obsolete[] = {TSR_STR("__0_0.distcp"), TSR_STR("__1_0.distcp"), TSR_STR(".metadata")};
@@ -214,19 +215,20 @@ static void test_native_folder_output__leftovers_do_not_stop_a_run(void **state)
 }
 
 /* Two outputs with one tag are two processes of one job: each writes its half, and one publishes. */
-static void test_native_folder_output__outputs_of_one_tag_share_their_files(void **state)
+static void test_native_directory_output__outputs_of_one_tag_share_their_files(void **state)
 {
     (void)state;
     static const bool kinds[] = {true, false};
     for (int k = 0; k < 2; k++) {
-        tsr_folder_output_options options = {.is_folder = kinds[k], .tag = "job-1", .unfinished = TSR_UNFINISHED_KEPT};
+        tsr_directory_output_options options = {.is_directory = kinds[k], .tag = "job-1", .unfinished = TSR_UNFINISHED_KEPT};
         const tsr_str name = kinds[k] ? TSR_STR("data") : TSR_STR("");
         tsr_output *outputs[2];
         uint32_t files[2];
         char text[9] = {0};
         for (int i = 0; i < 2; i++) {
             assert_int_equal(
-                tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &outputs[i], NULL), TSR_OK);
+                tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &outputs[i], NULL),
+                TSR_OK);
             assert_int_equal(outputs[i]->create(outputs[i], name, 8, &files[i], NULL), TSR_OK);
             options.begun = TSR_BEGUN_JOINED;
         }
@@ -246,11 +248,11 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
 }
 
 /* Zeros become holes, and everything is read back as it was written. */
-static void test_native_folder_output__zeros_become_holes(void **state)
+static void test_native_directory_output__zeros_become_holes(void **state)
 {
     (void)state;
     enum { SIZE = 3 << 20, AT = (1 << 20) + 17 };
-    const tsr_folder_output_options options = {.holes = true};
+    const tsr_directory_output_options options = {.holes = true};
     static uint8_t bytes[SIZE], back[SIZE];
     tsr_output *output;
     tsr_store *store;
@@ -259,7 +261,7 @@ static void test_native_folder_output__zeros_become_holes(void **state)
     memset(bytes, 0, SIZE);
     memset(bytes + AT, 7, 70000);
     bytes[SIZE - 1] = 9;
-    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
+    assert_int_equal(tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &output, NULL),
                      TSR_OK);
     assert_int_equal(output->create(output, TSR_STR(""), SIZE, &file, NULL), TSR_OK);
     for (size_t at = 0, n; at < SIZE; at += n) {     /* in pieces of an odd size */
@@ -270,11 +272,11 @@ static void test_native_folder_output__zeros_become_holes(void **state)
     output->close(output);
     assert_int_equal(stat(scratch_path("out"), &info), 0);
     assert_int_equal(info.st_size, SIZE);
-    assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path("out"), &store, NULL), TSR_OK);
+    assert_int_equal(tsr_directory_store_open(NULL, &tsr_allocator_libc, scratch_path("out"), &store, NULL), TSR_OK);
     assert_int_equal(tsr_store_read(store, 0, 0, back, SIZE, NULL), TSR_OK);
     assert_memory_equal(back, bytes, SIZE);
     if ((size_t)info.st_blocks * 512 < SIZE) { /* the file system supports holes */
-        assert_true(tsr_folder_store_has_holes(store));
+        assert_true(tsr_directory_store_has_holes(store));
         assert_true((size_t)info.st_blocks * 512 < (1 << 20));
     }
     memset(back, 1, SIZE);
@@ -283,32 +285,32 @@ static void test_native_folder_output__zeros_become_holes(void **state)
     store->close(store);
 }
 
-static void test_native_folder_output__destinations_in_the_source_are_refused(void **state)
+static void test_native_directory_output__destinations_in_the_source_are_refused(void **state)
 {
     (void)state;
     scratch_write("src/.metadata", "x", 1);
     scratch_write("one.pt", "x", 1);
     const struct {
         const char *destination, *source;
-        bool is_folder;
+        bool is_directory;
     } cases[] = {{"src/out", "src", true}, {"src", "src", true}, {"src/out.pt", "src", false}, {"one.pt", "one.pt", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char source[600];
         snprintf(source, sizeof source, "%s", scratch_path(cases[i].source));
         const char *const sources[] = {"elsewhere", source};
-        const tsr_folder_output_options options = {
-            .is_folder = cases[i].is_folder, .existing = TSR_EXISTING_REPLACED, .sources = sources, .source_count = 2};
+        const tsr_directory_output_options options = {
+            .is_directory = cases[i].is_directory, .existing = TSR_EXISTING_REPLACED, .sources = sources, .source_count = 2};
         tsr_error err = {0};
         tsr_output *output;
-        assert_int_equal(
-            tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].destination), &options, &output, &err),
-            TSR_E_USAGE);
+        assert_int_equal(tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path(cases[i].destination), &options,
+                                                   &output, &err),
+                         TSR_E_USAGE);
         assert_non_null(strstr(err.message, "source"));
     }
     assert_string_equal(scratch_list("src"), ".metadata");
 }
 
-static void test_native_folder_output__copies_ranges_between_files(void **state)
+static void test_native_directory_output__copies_ranges_between_files(void **state)
 {
     (void)state;
     scratch_write("in/data", "0123456789", 10);
@@ -319,10 +321,10 @@ static void test_native_folder_output__copies_ranges_between_files(void **state)
     char text[16];
     faulty_sys faulty = faulty_sys_make();
     faulty.short_transfers = 3;
-    assert_int_equal(tsr_folder_store_open(NULL, &tsr_allocator_libc, scratch_path("in"), &store, &err), TSR_OK);
-    const tsr_folder_output_options options = {.is_folder = false};
-    assert_int_equal(tsr_folder_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("out"), &options, &output, &err),
-                     TSR_OK);
+    assert_int_equal(tsr_directory_store_open(NULL, &tsr_allocator_libc, scratch_path("in"), &store, &err), TSR_OK);
+    const tsr_directory_output_options options = {.is_directory = false};
+    assert_int_equal(
+        tsr_directory_output_open(&faulty.sys, &tsr_allocator_libc, scratch_path("out"), &options, &output, &err), TSR_OK);
     assert_int_equal(output->create(output, TSR_STR(""), 8, &file, &err), TSR_OK);
     tsr_status status = output->copy_range(output, file, 0, &(tsr_copied_range){store, 0, 2, 8}, &err);
     if (status == TSR_OK) {
@@ -340,22 +342,23 @@ static void test_native_folder_output__copies_ranges_between_files(void **state)
 
 /* Writes over "out" (a directory with "data", ".metadata" and "notes.txt"; or a file) what a run decided to replace, while
  * `meanwhile` happens just before the output is published. */
-static tsr_status replace_while(const tsr_folder_output_options *options, void (*meanwhile)(void), tsr_error *err)
+static tsr_status replace_while(const tsr_directory_output_options *options, void (*meanwhile)(void), tsr_error *err)
 {
     tsr_output *output;
     uint32_t file, marker = TSR_NO_FILE;
-    const bool folder = options->is_folder;
-    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), options, &output, err), TSR_OK);
+    const bool directory = options->is_directory;
+    assert_int_equal(tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), options, &output, err),
+                     TSR_OK);
     assert_int_equal(put(output,
-                         !folder                                     ? ""
+                         !directory                                  ? ""
                          : options->existing == TSR_EXISTING_SWAPPED ? "data"
                                                                      : "data1",
                          'n', 9, &file, err),
                      TSR_OK);
-    if (folder) assert_int_equal(put(output, ".metadata", 'n', 9, &marker, err), TSR_OK);
+    if (directory) assert_int_equal(put(output, ".metadata", 'n', 9, &marker, err), TSR_OK);
     meanwhile();
     const tsr_status status = output->publish(output,
-                                              !folder                                     ? file
+                                              !directory                                  ? file
                                               : options->existing == TSR_EXISTING_SWAPPED ? TSR_NO_FILE
                                                                                           : marker,
                                               err);
@@ -389,27 +392,27 @@ static void move_away_and_begin_another(void)
     scratch_write("out/data", "newer", 5);
 }
 
-static void start_with(bool folder, bool marker)
+static void start_with(bool directory, bool marker)
 {
     scratch_remove();
     scratch_make();
-    if (!folder) return;
+    if (!directory) return;
     scratch_write("out/data", "old", 3);
     scratch_write("out/notes.txt", "mine", 4);
     if (marker) scratch_write("out/.metadata", "old", 3);
 }
 
-static void test_native_folder_output__what_another_program_saved_is_not_replaced(void **state)
+static void test_native_directory_output__what_another_program_saved_is_not_replaced(void **state)
 {
     (void)state;
     static const tsr_str obsolete[] = {{"data", 4}, {".metadata", 9}};
     static void (*const acts[])(void) = {save_data, save_marker, move_away, move_away_and_begin_another};
     for (int a = 0; a < 4; a++) {
         for (int swap = 0; swap < 2; swap++) {
-            const tsr_folder_output_options options = {.is_folder = true,
-                                                       .existing = swap ? TSR_EXISTING_SWAPPED : TSR_EXISTING_REPLACED,
-                                                       .obsolete = obsolete,
-                                                       .obsolete_count = 2};
+            const tsr_directory_output_options options = {.is_directory = true,
+                                                          .existing = swap ? TSR_EXISTING_SWAPPED : TSR_EXISTING_REPLACED,
+                                                          .obsolete = obsolete,
+                                                          .obsolete_count = 2};
             tsr_error err = {0};
             char text[16];
             start_with(true, true);
@@ -424,10 +427,10 @@ static void test_native_folder_output__what_another_program_saved_is_not_replace
     }
 }
 
-static void test_native_folder_output__a_marker_that_appears_is_not_replaced(void **state)
+static void test_native_directory_output__a_marker_that_appears_is_not_replaced(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.is_folder = true, .existing = TSR_EXISTING_REPLACED};
+    const tsr_directory_output_options options = {.is_directory = true, .existing = TSR_EXISTING_REPLACED};
     tsr_error err = {0};
     char text[16];
     start_with(true, false);
@@ -447,10 +450,10 @@ static void remove_file(void)
     assert_int_equal(unlink(scratch_path("out")), 0);
 }
 
-static void test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced(void **state)
+static void test_native_directory_output__a_file_that_another_program_wrote_is_not_replaced(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.existing = TSR_EXISTING_REPLACED};
+    const tsr_directory_output_options options = {.existing = TSR_EXISTING_REPLACED};
     char text[16];
     for (int existed = 0; existed < 2; existed++) {
         tsr_error err = {0};
@@ -467,15 +470,15 @@ static void test_native_folder_output__a_file_that_another_program_wrote_is_not_
     assert_int_equal(scratch_read("out", text, sizeof text), 9);
 }
 
-static void test_native_folder_output__many_files_need_few_descriptors(void **state)
+static void test_native_directory_output__many_files_need_few_descriptors(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.is_folder = true};
+    const tsr_directory_output_options options = {.is_directory = true};
     tsr_error err = {0};
     tsr_output *output;
     uint32_t files[400];
     char name[16], text[8];
-    assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("many"), &options, &output, &err),
+    assert_int_equal(tsr_directory_output_open(NULL, &tsr_allocator_libc, scratch_path("many"), &options, &output, &err),
                      TSR_OK);
     for (int i = 0; i < 400; i++) {
         snprintf(name, sizeof name, "%03d", i);
@@ -494,22 +497,22 @@ static void test_native_folder_output__many_files_need_few_descriptors(void **st
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH_TEST(test_native_folder_output__a_new_folder_appears_whole),
-        SCRATCH_TEST(test_native_folder_output__an_existing_destination_is_refused),
-        SCRATCH_TEST(test_native_folder_output__what_is_no_file_is_never_replaced),
-        SCRATCH_TEST(test_native_folder_output__replacing_keeps_what_is_not_the_old_checkpoint),
-        SCRATCH_TEST(test_native_folder_output__a_failing_call_leaves_no_trace),
-        SCRATCH_TEST(test_native_folder_output__stopping_anywhere_leaves_old_or_new),
-        SCRATCH_TEST(test_native_folder_output__one_file_is_replaced_by_its_rename),
-        SCRATCH_TEST(test_native_folder_output__leftovers_do_not_stop_a_run),
-        SCRATCH_TEST(test_native_folder_output__outputs_of_one_tag_share_their_files),
-        SCRATCH_TEST(test_native_folder_output__zeros_become_holes),
-        SCRATCH_TEST(test_native_folder_output__destinations_in_the_source_are_refused),
-        SCRATCH_TEST(test_native_folder_output__copies_ranges_between_files),
-        SCRATCH_TEST(test_native_folder_output__what_another_program_saved_is_not_replaced),
-        SCRATCH_TEST(test_native_folder_output__a_marker_that_appears_is_not_replaced),
-        SCRATCH_TEST(test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced),
-        SCRATCH_TEST(test_native_folder_output__many_files_need_few_descriptors),
+        SCRATCH_TEST(test_native_directory_output__a_new_directory_appears_whole),
+        SCRATCH_TEST(test_native_directory_output__an_existing_destination_is_refused),
+        SCRATCH_TEST(test_native_directory_output__what_is_no_file_is_never_replaced),
+        SCRATCH_TEST(test_native_directory_output__replacing_keeps_what_is_not_the_old_checkpoint),
+        SCRATCH_TEST(test_native_directory_output__a_failing_call_leaves_no_trace),
+        SCRATCH_TEST(test_native_directory_output__stopping_anywhere_leaves_old_or_new),
+        SCRATCH_TEST(test_native_directory_output__one_file_is_replaced_by_its_rename),
+        SCRATCH_TEST(test_native_directory_output__leftovers_do_not_stop_a_run),
+        SCRATCH_TEST(test_native_directory_output__outputs_of_one_tag_share_their_files),
+        SCRATCH_TEST(test_native_directory_output__zeros_become_holes),
+        SCRATCH_TEST(test_native_directory_output__destinations_in_the_source_are_refused),
+        SCRATCH_TEST(test_native_directory_output__copies_ranges_between_files),
+        SCRATCH_TEST(test_native_directory_output__what_another_program_saved_is_not_replaced),
+        SCRATCH_TEST(test_native_directory_output__a_marker_that_appears_is_not_replaced),
+        SCRATCH_TEST(test_native_directory_output__a_file_that_another_program_wrote_is_not_replaced),
+        SCRATCH_TEST(test_native_directory_output__many_files_need_few_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 #include "publish/record.h"
 #include "publish/text.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/try.h"
 
 /* ---- leftovers ---- */
@@ -220,7 +220,7 @@ static bool was_published(const job_state *s)
     struct stat info;
     if (!s->start.note_lost) return s->start.publishing && s->start.complete;
     return !s->start.has_output &&
-           s->journals.sys->stat_at(s->journals.sys, s->journals.folder, s->journals.name, &info) == 0;
+           s->journals.sys->stat_at(s->journals.sys, s->journals.directory, s->journals.name, &info) == 0;
 }
 
 /* Tells the other ranks what rank 0 has found and decided. */
@@ -279,10 +279,10 @@ static tsr_status begin(job_state *s, tsr_error *err)
 
 static tsr_status take_sums(job_state *s, uint64_t **sums, uint32_t *count, tsr_error *err)
 {
-    *count = tsr_folder_output_count(s->output);
+    *count = tsr_directory_output_count(s->output);
     *sums = tsr_arena_array(s->job->arena, *count, sizeof **sums, err);
     if (!*sums) return TSR_E_NOMEM;
-    for (uint32_t f = 0; f < *count; f++) (*sums)[f] = tsr_folder_output_take_sum(s->output, f);
+    for (uint32_t f = 0; f < *count; f++) (*sums)[f] = tsr_directory_output_take_sum(s->output, f);
     return TSR_OK;
 }
 
@@ -342,16 +342,16 @@ static tsr_status verify_written(job_state *s, tsr_error *err)
         tsr_str text = is_own(s, &found[i]) && found[i].part ? found[i].records : TSR_STR("");
         while (tsr_journal_step_next(&text, &step)) tsr_journal_step_sum(&step, sums, files);
     }
-    return status == TSR_OK ? tsr_folder_output_verify(s->output, sums, files, err) : status;
+    return status == TSR_OK ? tsr_directory_output_verify(s->output, sums, files, err) : status;
 }
 
 /* ---- opening ---- */
 
 static tsr_status open_output(job_state *s, bool join, tsr_error *err)
 {
-    const tsr_folder_output_options options = {
-        .is_folder = s->job->is_folder,
-        .existing = tsr_replacement_mode(&s->replacement, s->job->replaces, s->job->is_folder && s->is_first),
+    const tsr_directory_output_options options = {
+        .is_directory = s->job->is_directory,
+        .existing = tsr_replacement_mode(&s->replacement, s->job->replaces, s->job->is_directory && s->is_first),
         .tag = s->tag,
         /* Rank 0 has created all files. If they are missing, it is removing them, and they must not be created again. */
         .begun = !join                                                    ? TSR_BEGUN_REFUSED
@@ -368,7 +368,7 @@ static tsr_status open_output(job_state *s, bool join, tsr_error *err)
         .obsolete_count = s->replacement.obsolete_count,
         .parent = tsr_journals_parent(&s->journals),
     };
-    return tsr_folder_output_open(NULL, s->job->host->allocator, s->job->destination, &options, &s->output, err);
+    return tsr_directory_output_open(NULL, s->job->host->allocator, s->job->destination, &options, &s->output, err);
 }
 
 /* This process's share of the work. */
@@ -402,7 +402,7 @@ static tsr_status take_records(job_state *s, tsr_error *err)
  * has one. */
 static tsr_status choose_generation(job_state *s, tsr_error *err)
 {
-    tsr_status status = tsr_folder_next_generation(NULL, s->job->destination, &s->start.generation, err);
+    tsr_status status = tsr_directory_next_generation(NULL, s->job->destination, &s->start.generation, err);
     if (s->start.generation == 0 && s->replacement.has_stray) s->start.generation = 1;
     return status;
 }
@@ -412,7 +412,7 @@ static tsr_status open_files(job_state *s, bool join, tsr_error *err)
     s->joins = join;
     tsr_status status = open_output(s, join, err);
     if (status == TSR_OK) status = tsr_work_open(s->work, s->output, err);
-    if (status == TSR_OK) tsr_folder_output_has_all(s->output);
+    if (status == TSR_OK) tsr_directory_output_has_all(s->output);
     return status;
 }
 
@@ -427,7 +427,7 @@ static tsr_status open_files_safely(job_state *s, tsr_error *err)
     tsr_error ignored = {0};
     const bool shared = finds_others(s, &others, &ignored) == TSR_OK && others;
     /* Removes what was created just now; the files that are in the way are not ours. */
-    if (s->output && !shared) tsr_folder_output_drop(s->output);
+    if (s->output && !shared) tsr_directory_output_drop(s->output);
     if (s->output) s->output->close(s->output);
     s->output = NULL;
     if (!shared) return status;
@@ -454,14 +454,15 @@ static tsr_status open_all(job_state *s, tsr_error *err)
 {
     tsr_status status = hold_destination(s, err);
     if (status == TSR_OK) status = tsr_job_decide(s, s->start.written, s->start.written_count, err);
-    if (status == TSR_OK && !s->start.resumed && s->job->is_folder && s->job->replaces) status = choose_generation(s, err);
+    if (status == TSR_OK && !s->start.resumed && s->job->is_directory && s->job->replaces)
+        status = choose_generation(s, err);
     if (status == TSR_OK) status = plan_work(s, err);
     if (status == TSR_OK) status = tsr_job_check_names(s, err);
     if (status == TSR_OK) status = begin_journal(s, err);
     if (status == TSR_OK) status = open_files_safely(s, err);
     /* The records were written when the files were complete. If the files are not complete now, the records no longer
      * count. */
-    if (status == TSR_OK && s->start.has_records && !tsr_folder_output_continues(s->output)) {
+    if (status == TSR_OK && s->start.has_records && !tsr_directory_output_continues(s->output)) {
         status = tsr_journals_remove(&s->journals, s->tag, tsr_journal_name(s->journal), err);
         if (status == TSR_OK) status = tsr_journal_cut(s->journal, 0, err);
     }
@@ -492,7 +493,7 @@ static tsr_status begin_behind_rank_0(job_state *s, tsr_error *err)
     for (size_t i = 0; i < count && status == TSR_OK; i++)
         if (is_own(s, &found[i]) && found[i].part == 1) return TSR_OK;
     if (status != TSR_OK) return status;
-    s->journals.sys->unlink(s->journals.sys, s->journals.folder, tsr_journal_name(s->journal), false);
+    s->journals.sys->unlink(s->journals.sys, s->journals.directory, tsr_journal_name(s->journal), false);
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "rank 0 exited while the other ranks were opening '%s'",
                      s->job->destination);
 }
@@ -554,7 +555,7 @@ static tsr_status refuse_missing(const job_state *s, tsr_error *err)
 static tsr_status give_names(job_state *s, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(s->work)->marker;
-    const bool durable = tsr_folder_output_replaces(s->output) || s->replacement.swap || s->sidecar;
+    const bool durable = tsr_directory_output_replaces(s->output) || s->replacement.swap || s->sidecar;
     tsr_status status = tsr_journals_publishing_output(&s->journals, s->tag, s->output, marker, s->sidecar, durable, err);
     if (status == TSR_OK) status = s->output->publish(s->output, marker, err);
     s->job->published = status == TSR_OK;
@@ -612,7 +613,7 @@ static void clean_up(job_state *s)
     const bool stays = s->job->resumes || s->is_shared;
     if (!stays && s->is_first) tsr_journals_discard(&s->journals, s->tag, &ignored);
     else if (stays && !s->output && tsr_journal_is_empty(s->journal))
-        s->journals.sys->unlink(s->journals.sys, s->journals.folder, tsr_journal_name(s->journal), false);
+        s->journals.sys->unlink(s->journals.sys, s->journals.directory, tsr_journal_name(s->journal), false);
 }
 
 static void end(job_state *s, tsr_status status)
@@ -622,4 +623,4 @@ static void end(job_state *s, tsr_status status)
     tsr_job_unguard(&s->job->environment);
 }
 
-const job_backend tsr_job_folder = {begin, open_destination, do_units, publish_all, end};
+const job_backend tsr_job_directory = {begin, open_destination, do_units, publish_all, end};

@@ -1,6 +1,6 @@
 /* An output to a directory or a single file: opens it, creates and writes its files, or opens those that other processes of the job
  * or an earlier run created, and closes it. Everything in it has a temporary name until it is published. */
-#include "publish/folder_output.h"
+#include "publish/directory_output.h"
 #include "publish/destination.h"
 
 #include "tessera/sys/containers.h"
@@ -19,13 +19,13 @@
 /* ---- create ---- */
 
 /* Gives the output the next tag that this process has not tried yet. The first tag is the process id. */
-static void next_tag(folder_output *output)
+static void next_tag(directory_output *output)
 {
     snprintf(output->tag, sizeof output->tag, "%u", output->number++);
 }
 
 /* TSR_E_EXISTS: something that no run of this job created has a name that the output needs. */
-static tsr_status refuse_foreign(const folder_output *output, const char *name, tsr_error *err)
+static tsr_status refuse_foreign(const directory_output *output, const char *name, tsr_error *err)
 {
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' prevents '%s' from being written, and no run of this job created it; move it away", name,
@@ -35,7 +35,7 @@ static tsr_status refuse_foreign(const folder_output *output, const char *name, 
 /* New files follow the umask, but private data must not become readable. A file that replaces another gets its permissions
  * only when it is published. A file with a new name can be opened only by users who could open some file of the old
  * checkpoint. */
-static int create_file(folder_output *output, const output_file *file)
+static int create_file(directory_output *output, const output_file *file)
 {
     const unsigned mode = !output->exists  ? 0666
                           : file->replaces ? TSR_PRIVATE_FILE
@@ -44,13 +44,13 @@ static int create_file(folder_output *output, const output_file *file)
                         mode);
 }
 
-static bool stat_replaced(const folder_output *output, const char *name, struct stat *old)
+static bool stat_replaced(const directory_output *output, const char *name, struct stat *old)
 {
     if (output->mode == OUTPUT_FILE) return output->sys->stat_at(output->sys, output->parent, name, old) == 0;
     return tsr_output_stat_old(output, name, old);
 }
 
-static tsr_status name_file(folder_output *output, tsr_str name, output_file *file, tsr_error *err)
+static tsr_status name_file(directory_output *output, tsr_str name, output_file *file, tsr_error *err)
 {
     struct stat old;
     if (output->mode == OUTPUT_FILE) {
@@ -67,29 +67,29 @@ static tsr_status name_file(folder_output *output, tsr_str name, output_file *fi
     return TSR_OK;
 }
 
-static const char *temporary_name(folder_output *output, const output_file *file, tsr_error *err)
+static const char *temporary_name(directory_output *output, const output_file *file, tsr_error *err)
 {
     const char *tag = output->tag;
     char stem[TSR_STEM_SIZE + 1];
     switch (output->mode) {
-    case OUTPUT_NEW_FOLDER:
+    case OUTPUT_NEW_DIRECTORY:
     case OUTPUT_MOVE:
-    case OUTPUT_SWAP_FOLDER: return file->name;
+    case OUTPUT_SWAP_DIRECTORY: return file->name;
     case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%s.tessera-%s", tsr_stem_of(file->name, stem), tag).data;
     default: return tsr_arena_format(output->arena, err, ".tessera-%s-%zu", tag, output->files.count).data;
     }
 }
 
 /* Creates the file under a temporary name. If a killed run left a file of that name, tries the next tag. */
-static tsr_status create_temporary(folder_output *output, output_file *file, tsr_error *err)
+static tsr_status create_temporary(directory_output *output, output_file *file, tsr_error *err)
 {
     for (unsigned tries = 0;; tries++) {
         file->temporary = temporary_name(output, file, err);
         if (!file->temporary) return TSR_E_NOMEM;
         file->fd = create_file(output, file);
         if (file->fd >= 0) return TSR_OK;
-        const bool own_folder = output->mode == OUTPUT_NEW_FOLDER || output->mode == OUTPUT_SWAP_FOLDER;
-        const bool taken = errno == EEXIST && !own_folder && tries < TSR_MAX_TRIES;
+        const bool own_directory = output->mode == OUTPUT_NEW_DIRECTORY || output->mode == OUTPUT_SWAP_DIRECTORY;
+        const bool taken = errno == EEXIST && !own_directory && tries < TSR_MAX_TRIES;
         if (!taken) return tsr_sys_raise(err, "create", file->name);
         next_tag(output);
     }
@@ -99,7 +99,7 @@ static tsr_status create_temporary(folder_output *output, output_file *file, tsr
 
 /* Opens a file of a run that was killed while it published. The file already has the permissions of the file that it
  * replaces and may therefore be read-only. */
-static int open_finished(folder_output *output, const output_file *file)
+static int open_finished(directory_output *output, const output_file *file)
 {
     const int fd = tsr_sys_open(output->sys, output->work, file->temporary, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     const bool opened = fd >= 0 && tsr_is_own_file(output->sys, fd) && fchmod(fd, TSR_PRIVATE_FILE) == 0;
@@ -109,7 +109,7 @@ static int open_finished(folder_output *output, const output_file *file)
 }
 
 /* Opens the file that another process of the job or an earlier run created; creates it if there is none. */
-static int open_shared(folder_output *output, output_file *file)
+static int open_shared(directory_output *output, output_file *file)
 {
     int fd = tsr_output_open_file(output, file->temporary);
     if (fd < 0 && errno == EACCES && output->options.begun == TSR_BEGUN_PUBLISHING) fd = open_finished(output, file);
@@ -142,7 +142,7 @@ static tsr_status refuse_gone(const output_file *file, tsr_error *err)
 
 /* Whether the file belongs to this user. A run that was killed while it published may already have given it to the owner of
  * the file that it replaces. */
-static bool is_of_job(const folder_output *output, const output_file *file)
+static bool is_of_job(const directory_output *output, const output_file *file)
 {
     struct stat info, old;
     if (tsr_is_own_file(output->sys, file->fd)) return true;
@@ -154,7 +154,7 @@ static bool is_of_job(const folder_output *output, const output_file *file)
 
 /* Creates or opens a file that other processes of the job write, too, or that an earlier run wrote. Sets `begins` if the
  * file was missing or did not have its full size. */
-static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
+static tsr_status join_temporary(directory_output *output, output_file *file, uint64_t size, tsr_error *err)
 {
     struct stat info;
     file->temporary = temporary_name(output, file, err);
@@ -177,7 +177,7 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
 
 /* Reserves disk space for the whole file. Only sets its size if the file system cannot reserve space, or if the file may
  * have holes. */
-static tsr_status reserve(const folder_output *output, const output_file *file, uint64_t size, tsr_error *err)
+static tsr_status reserve(const directory_output *output, const output_file *file, uint64_t size, tsr_error *err)
 {
     int done = 0;
     if (!output->options.holes) {
@@ -191,11 +191,11 @@ static tsr_status reserve(const folder_output *output, const output_file *file, 
     return TSR_OK;
 }
 
-static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, uint32_t *number, tsr_error *err)
+static tsr_status add_file(directory_output *output, tsr_str name, uint64_t size, uint32_t *number, tsr_error *err)
 {
     output_file file = {.fd = -1, .size = size};
     tsr_status status = name_file(output, name, &file, err);
-    if (status == TSR_OK && output->mode != OUTPUT_FILE) status = tsr_output_make_subfolders(output, file.name, err);
+    if (status == TSR_OK && output->mode != OUTPUT_FILE) status = tsr_output_make_subdirectories(output, file.name, err);
     if (status != TSR_OK) return status;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
     tsr_output_make_room(output);
@@ -213,7 +213,7 @@ static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, u
 
 static tsr_status create_output_file(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     pthread_mutex_lock(&output->lock);
     tsr_status status = add_file(output, name, size, file, err);
     pthread_mutex_unlock(&output->lock);
@@ -230,7 +230,7 @@ static tsr_status create_output_file(tsr_output *base, tsr_str name, uint64_t si
 #define MAX_COPY    ((uint64_t)1 << 30) /* bytes per copy_range call, so that a signal is handled soon */
 
 /* Called after the write, because a sync that ran during it may have missed it. */
-static void give_written(folder_output *output, uint32_t file)
+static void give_written(directory_output *output, uint32_t file)
 {
     pthread_mutex_lock(&output->lock);
     tsr_output_file(output, file)->users--;
@@ -243,7 +243,7 @@ static bool is_zero(const uint8_t *data, size_t size)
     return data[0] == 0 && (size == 1 || memcmp(data, data + 1, size - 1) == 0);
 }
 
-static bool lies_within(folder_output *output, uint32_t file, uint64_t offset, size_t size)
+static bool lies_within(directory_output *output, uint32_t file, uint64_t offset, size_t size)
 {
     pthread_mutex_lock(&output->lock);
     const uint64_t known = tsr_output_file(output, file)->size;
@@ -268,7 +268,7 @@ static tsr_status write_around_holes(tsr_sys_file file, uint64_t offset, const u
     return size > from ? tsr_sys_write(file, offset + from, data + from, size - from, err) : TSR_OK;
 }
 
-static void add_sum(folder_output *output, uint32_t file, uint64_t sum)
+static void add_sum(directory_output *output, uint32_t file, uint64_t sum)
 {
     pthread_mutex_lock(&output->lock);
     output_file *f = tsr_output_file(output, file);
@@ -279,7 +279,7 @@ static void add_sum(folder_output *output, uint32_t file, uint64_t sum)
 static tsr_status write_output_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
                                   tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     int fd;
     const char *name;
     tsr_status status = tsr_output_take(output, file, &fd, &name, err);
@@ -302,7 +302,7 @@ typedef struct file_place {
     uint64_t offset;
 } file_place;
 
-static tsr_status copy(folder_output *output, file_place from, file_place to, uint64_t size, const char *name,
+static tsr_status copy(directory_output *output, file_place from, file_place to, uint64_t size, const char *name,
                        tsr_error *err)
 {
     for (uint64_t done = 0; done < size;) {
@@ -325,36 +325,36 @@ static tsr_status copy(folder_output *output, file_place from, file_place to, ui
 static tsr_status copy_output_range(tsr_output *base, uint32_t file, uint64_t offset, const tsr_copied_range *source,
                                     tsr_error *err)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     int from, to;
     const char *name;
     if (output->cannot_copy) return TSR_E_UNSUPPORTED;
-    tsr_status status = tsr_folder_store_take_fd(source->store, source->file, &from, err);
+    tsr_status status = tsr_directory_store_take_fd(source->store, source->file, &from, err);
     if (status != TSR_OK) return status;
     status = tsr_output_take(output, file, &to, &name, err);
     if (status == TSR_OK) {
         status = copy(output, (file_place){from, source->offset}, (file_place){to, offset}, source->size, name, err);
         give_written(output, file);
     }
-    tsr_folder_store_give_fd(source->store, source->file);
+    tsr_directory_store_give_fd(source->store, source->file);
     return status;
 }
 
 /* ---- what the caller asks an open output ---- */
 
-bool tsr_folder_output_continues(const tsr_output *output)
+bool tsr_directory_output_continues(const tsr_output *output)
 {
-    return !((const folder_output *)output)->begins;
+    return !((const directory_output *)output)->begins;
 }
 
-bool tsr_folder_output_replaces(const tsr_output *output)
+bool tsr_directory_output_replaces(const tsr_output *output)
 {
-    return ((const folder_output *)output)->mode == OUTPUT_INTO_FOLDER;
+    return ((const directory_output *)output)->mode == OUTPUT_INTO_DIRECTORY;
 }
 
-uint64_t tsr_folder_output_take_sum(tsr_output *base, uint32_t file)
+uint64_t tsr_directory_output_take_sum(tsr_output *base, uint32_t file)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     pthread_mutex_lock(&output->lock);
     output_file *f = tsr_output_file(output, file);
     const uint64_t sum = f->sum;
@@ -363,20 +363,20 @@ uint64_t tsr_folder_output_take_sum(tsr_output *base, uint32_t file)
     return sum;
 }
 
-void tsr_folder_output_has_all(tsr_output *output)
+void tsr_directory_output_has_all(tsr_output *output)
 {
-    tsr_begun *begun = &((folder_output *)output)->options.begun;
+    tsr_begun *begun = &((directory_output *)output)->options.begun;
     if (*begun == TSR_BEGUN_WHOLE) *begun = TSR_BEGUN_JOINED;
 }
 
-void tsr_folder_output_drop(tsr_output *output)
+void tsr_directory_output_drop(tsr_output *output)
 {
-    ((folder_output *)output)->options.unfinished = TSR_UNFINISHED_REMOVED;
+    ((directory_output *)output)->options.unfinished = TSR_UNFINISHED_REMOVED;
 }
 
-uint32_t tsr_folder_output_count(const tsr_output *output)
+uint32_t tsr_directory_output_count(const tsr_output *output)
 {
-    return (uint32_t)((const folder_output *)output)->files.count;
+    return (uint32_t)((const directory_output *)output)->files.count;
 }
 
 /* ---- the destination ---- */
@@ -392,7 +392,7 @@ static bool is_within(const char *inner, const char *outer)
     return within;
 }
 
-static tsr_status refuse_sources(const folder_output *output, const char *path, const char *parent,
+static tsr_status refuse_sources(const directory_output *output, const char *path, const char *parent,
                                  const struct stat *existing, tsr_error *err)
 {
     for (size_t i = 0; i < output->options.source_count; i++) {
@@ -409,7 +409,7 @@ static tsr_status refuse_sources(const folder_output *output, const char *path, 
 
 /* Refuses a destination that is a symbolic link without a target. Such a link occupies the name; only a single file written
  * with --overwrite may replace it. */
-static tsr_status refuse_dead_link(const folder_output *output, const char *path, tsr_error *err)
+static tsr_status refuse_dead_link(const directory_output *output, const char *path, tsr_error *err)
 {
     struct stat info;
     const bool replaces = output->mode == OUTPUT_FILE && output->options.existing != TSR_EXISTING_REFUSED;
@@ -418,10 +418,10 @@ static tsr_status refuse_dead_link(const folder_output *output, const char *path
                      "the destination '%s' exists: it is a symbolic link with a missing target; remove the link", path);
 }
 
-static tsr_status choose_mode(folder_output *output, const char *path, const char *parent, tsr_error *err)
+static tsr_status choose_mode(directory_output *output, const char *path, const char *parent, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
-    const bool folder = output->options.is_folder;
+    const bool directory = output->options.is_directory;
     struct stat info, found;
     const int *const known = output->options.parent;
     output->parent = sys->open_at(sys, known ? *known : AT_FDCWD, known ? "." : parent, O_RDONLY | O_DIRECTORY, 0);
@@ -431,10 +431,10 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     if (sys->link_stat_at(sys, output->parent, output->name, &found) == 0) output->found = tsr_identity_of(&found);
     tsr_status status = refuse_sources(output, path, parent, exists ? &info : NULL, err);
     if (status != TSR_OK) return status;
-    output->mode = !folder                                            ? OUTPUT_FILE
-                   : !exists                                          ? OUTPUT_NEW_FOLDER
-                   : output->options.existing >= TSR_EXISTING_SWAPPED ? OUTPUT_SWAP_FOLDER
-                                                                      : OUTPUT_INTO_FOLDER;
+    output->mode = !directory                                         ? OUTPUT_FILE
+                   : !exists                                          ? OUTPUT_NEW_DIRECTORY
+                   : output->options.existing >= TSR_EXISTING_SWAPPED ? OUTPUT_SWAP_DIRECTORY
+                                                                      : OUTPUT_INTO_DIRECTORY;
     output->exists = exists;
     if (!exists) return refuse_dead_link(output, path, err);
     if (output->options.existing == TSR_EXISTING_ABSENT)
@@ -445,21 +445,21 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                          "the destination '%s' exists and is neither a file nor a directory", path);
     }
-    if (S_ISDIR(info.st_mode) && !folder) {
+    if (S_ISDIR(info.st_mode) && !directory) {
         return tsr_raise(
             err, TSR_E_EXISTS, TSR_NO_POSITION,
             "the destination '%s' exists and is a directory, but a file would be written; give the file's name, "
             "or write '%s%s' to replace the checkpoint in the directory",
             path, path, path[strlen(path) - 1] == '/' ? "" : "/");
     }
-    if (!S_ISDIR(info.st_mode) && folder) {
+    if (!S_ISDIR(info.st_mode) && directory) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists and is a file, but a directory would be written; choose another name",
                          path);
     }
     if (output->options.existing == TSR_EXISTING_REFUSED) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces %s", path,
-                         folder ? "the checkpoint in it, and keeps its other files" : "it");
+                         directory ? "the checkpoint in it, and keeps its other files" : "it");
     }
     return TSR_OK;
 }
@@ -467,25 +467,25 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
 /* ---- the directory of the files ---- */
 
 /* Creates the directory that will be renamed to the destination. */
-static tsr_status make_folder(folder_output *output, const char **folder, bool *made, tsr_error *err)
+static tsr_status make_directory(directory_output *output, const char **directory, bool *made, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     char stem[TSR_STEM_SIZE + 1];
     tsr_stem_of(output->name, stem);
     for (unsigned tries = 0;; tries++) {
-        *folder = tsr_arena_format(output->arena, err, ".%s.tessera-%s", stem, output->tag).data;
-        if (!*folder) return TSR_E_NOMEM;
-        *made = sys->make_folder(sys, output->parent, *folder, output->exists ? TSR_PRIVATE_FOLDER : 0777) == 0;
+        *directory = tsr_arena_format(output->arena, err, ".%s.tessera-%s", stem, output->tag).data;
+        if (!*directory) return TSR_E_NOMEM;
+        *made = sys->make_directory(sys, output->parent, *directory, output->exists ? TSR_PRIVATE_DIRECTORY : 0777) == 0;
         if (*made || (errno == EEXIST && output->options.begun != TSR_BEGUN_REFUSED)) break;
-        if (errno == EEXIST && output->options.tag) return refuse_foreign(output, *folder, err);
-        if (errno != EEXIST || tries == TSR_MAX_TRIES) return tsr_sys_raise(err, "create", *folder);
+        if (errno == EEXIST && output->options.tag) return refuse_foreign(output, *directory, err);
+        if (errno != EEXIST || tries == TSR_MAX_TRIES) return tsr_sys_raise(err, "create", *directory);
         next_tag(output);
     }
-    output->temporary = *folder;
+    output->temporary = *directory;
     return TSR_OK;
 }
 
-static bool is_folder_of_job(const folder_output *output, const struct stat *info)
+static bool is_directory_of_job(const directory_output *output, const struct stat *info)
 {
     struct stat old;
     if (info->st_uid == geteuid()) return true;
@@ -494,31 +494,31 @@ static bool is_folder_of_job(const folder_output *output, const struct stat *inf
 }
 
 /* Opens the directory in which files are written. Refuses a symbolic link, and a directory that another user created. */
-static tsr_status open_work(folder_output *output, const char *folder, tsr_error *err)
+static tsr_status open_work(directory_output *output, const char *directory, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = output->sys;
-    const int work = tsr_sys_open(sys, output->parent, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    const int work = tsr_sys_open(sys, output->parent, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (work < 0 && output->temporary && (errno == ENOTDIR || errno == ELOOP)) {
         output->temporary = NULL;
-        return refuse_foreign(output, folder, err);
+        return refuse_foreign(output, directory, err);
     }
-    if (work < 0) return tsr_sys_raise(err, "open", folder);
+    if (work < 0) return tsr_sys_raise(err, "open", directory);
     output->work = work;
-    if (!output->temporary || (sys->stat(sys, work, &info) == 0 && is_folder_of_job(output, &info))) return TSR_OK;
+    if (!output->temporary || (sys->stat(sys, work, &info) == 0 && is_directory_of_job(output, &info))) return TSR_OK;
     output->temporary = NULL;
-    return refuse_foreign(output, folder, err);
+    return refuse_foreign(output, directory, err);
 }
 
 /* The identity of an obsolete file; its inode is 0 if there is none. */
-static tsr_identity identity_of(const folder_output *output, const char *name)
+static tsr_identity identity_of(const directory_output *output, const char *name)
 {
     struct stat info;
     return tsr_output_stat_old(output, name, &info) ? tsr_identity_of(&info) : (tsr_identity){0};
 }
 
 /* Remembers the files of the old checkpoint, which permissions they give, and who owns them. */
-static tsr_status look_at_old(folder_output *output, tsr_error *err)
+static tsr_status look_at_old(directory_output *output, tsr_error *err)
 {
     struct stat info;
     output->widest = 0;
@@ -542,7 +542,7 @@ static tsr_status look_at_old(folder_output *output, tsr_error *err)
 
 static void output_close(tsr_output *base)
 {
-    folder_output *output = (folder_output *)base;
+    directory_output *output = (directory_output *)base;
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (tsr_output_file(output, i)->fd >= 0) output->sys->close(output->sys, tsr_output_file(output, i)->fd);
     }
@@ -551,14 +551,14 @@ static void output_close(tsr_output *base)
     if (output->parent >= 0) output->sys->close(output->sys, output->parent);
     pthread_mutex_destroy(&output->lock);
     tsr_vec_free(&output->files);
-    tsr_vec_free(&output->folders);
+    tsr_vec_free(&output->directories);
     tsr_arena_free(output->arena);
     tsr_free(output->allocator, output, 1, sizeof *output);
 }
 
-static tsr_status make_work(folder_output *output, tsr_error *err)
+static tsr_status make_work(directory_output *output, tsr_error *err)
 {
-    const char *folder = output->name;
+    const char *directory = output->name;
     bool made = false;
     tsr_status status = TSR_OK;
     output->work = output->parent;
@@ -567,13 +567,13 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
     else next_tag(output);
     if (output->mode == OUTPUT_FILE) return TSR_OK;
     if (output->exists) status = look_at_old(output, err);
-    if (status == TSR_OK && output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
-    if (status == TSR_OK) status = open_work(output, folder, err);
+    if (status == TSR_OK && output->mode != OUTPUT_INTO_DIRECTORY) status = make_directory(output, &directory, &made, err);
+    if (status == TSR_OK) status = open_work(output, directory, err);
     if (status != TSR_OK || output->options.existing == TSR_EXISTING_EITHER) return status;
-    return output->mode == OUTPUT_SWAP_FOLDER ? tsr_output_check_swap(output, made, err) : TSR_OK;
+    return output->mode == OUTPUT_SWAP_DIRECTORY ? tsr_output_check_swap(output, made, err) : TSR_OK;
 }
 
-static tsr_status make_key(folder_output *output, tsr_error *err)
+static tsr_status make_key(directory_output *output, tsr_error *err)
 {
     tsr_sum_key *key = tsr_arena_array(output->arena, 1, sizeof *key, err);
     if (!key) return TSR_E_NOMEM;
@@ -585,12 +585,12 @@ static tsr_status make_key(folder_output *output, tsr_error *err)
 
 /* Decides how the destination is written; nothing is created there yet. */
 static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
-                             const tsr_folder_output_options *options, folder_output **out, tsr_error *err)
+                             const tsr_directory_output_options *options, directory_output **out, tsr_error *err)
 {
-    folder_output *output = tsr_alloc(allocator, 1, sizeof *output, err);
+    directory_output *output = tsr_alloc(allocator, 1, sizeof *output, err);
     tsr_destination place;
     if (!output) return TSR_E_NOMEM;
-    *output = (folder_output){
+    *output = (directory_output){
         .base = {create_output_file, write_output_at, copy_output_range, tsr_output_publish, output_close,
                  tsr_output_sync_all, options->generation},
         .sys = sys ? sys : &tsr_sys_posix,
@@ -599,7 +599,7 @@ static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator,
         .parent = -1,
         .work = -1,
         .files = tsr_vec_of(allocator, sizeof(output_file)),
-        .folders = tsr_vec_of(allocator, sizeof(const char *)),
+        .directories = tsr_vec_of(allocator, sizeof(const char *)),
     };
     pthread_mutex_init(&output->lock, NULL);
     output->arena = tsr_arena_new(allocator, 0, err);
@@ -616,19 +616,19 @@ static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator,
     return status;
 }
 
-tsr_status tsr_folder_output_check(const tsr_allocator *allocator, const char *path,
-                                   const tsr_folder_output_options *options, tsr_error *err)
+tsr_status tsr_directory_output_check(const tsr_allocator *allocator, const char *path,
+                                      const tsr_directory_output_options *options, tsr_error *err)
 {
-    folder_output *output;
+    directory_output *output;
     TSR_TRY(new_output(NULL, allocator, path, options, &output, err));
     output_close(&output->base);
     return TSR_OK;
 }
 
-tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
-                                  const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
+tsr_status tsr_directory_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
+                                     const tsr_directory_output_options *options, tsr_output **out, tsr_error *err)
 {
-    folder_output *output;
+    directory_output *output;
     TSR_TRY(new_output(sys, allocator, path, options, &output, err));
     const tsr_status status = make_work(output, err);
     if (status == TSR_OK) *out = &output->base;

@@ -1,9 +1,9 @@
 /* A tsr_store that uses openat and pread. Files are opened on first use; when too many are open, idle ones are closed in
- * turn. folder.h describes which files are listed. */
+ * turn. directory.h describes which files are listed. */
 #include "io/locked.h"
 #include "io/sys.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
@@ -44,12 +44,12 @@ typedef struct slot {
     identity then;
 } slot;
 
-typedef struct folder_store {
+typedef struct directory_store {
     tsr_store base; /* must be first */
     const tsr_sys *sys;
     const tsr_allocator *allocator;
     tsr_arena *arena; /* holds names, files and slots */
-    int folder;
+    int directory;
     const char *primary; /* borrowed while opening: name of the file that was given as the path; NULL for a directory */
     slot *slots;
     pthread_mutex_t lock; /* protects slots, open_files and hand */
@@ -65,7 +65,7 @@ typedef struct folder_store {
     char *root;    /* while several levels are listed: the path without symbolic links; otherwise NULL */
     bool cut;      /* the limit was reached */
     bool deeper;   /* there are directories below the last level */
-} folder_store;
+} directory_store;
 
 static identity identity_of(const struct stat *info)
 {
@@ -87,7 +87,7 @@ static bool identity_equal(identity a, identity b)
 /* ---- listing ---- */
 
 /* The name where the listing is cut becomes the last gap. */
-static tsr_status cut_at(folder_store *store, const char *prefix, const char *name, tsr_error *err)
+static tsr_status cut_at(directory_store *store, const char *prefix, const char *name, tsr_error *err)
 {
     const tsr_str path = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
     tsr_store_gap *gap = path.data ? tsr_vec_push(&store->gaps, err) : NULL;
@@ -99,7 +99,7 @@ static tsr_status cut_at(folder_store *store, const char *prefix, const char *na
 
 /* Counts the memory of one more item of the listing. Only a listing of several levels may be cut: all files of others may belong to
  * one checkpoint. */
-static tsr_status count_bytes(folder_store *store, size_t item, const char *prefix, const char *name, tsr_error *err)
+static tsr_status count_bytes(directory_store *store, size_t item, const char *prefix, const char *name, tsr_error *err)
 {
     store->listed_bytes += item + strlen(prefix) + strlen(name) + 1;
     if (store->listed_bytes <= TSR_MOST_LISTING) return TSR_OK;
@@ -108,7 +108,7 @@ static tsr_status count_bytes(folder_store *store, size_t item, const char *pref
     return cut_at(store, prefix, name, err);
 }
 
-static tsr_status list_file(folder_store *store, tsr_vec *list, const char *prefix, const char *name,
+static tsr_status list_file(directory_store *store, tsr_vec *list, const char *prefix, const char *name,
                             const struct stat *info, tsr_error *err)
 {
     TSR_TRY(count_bytes(store, sizeof(listed) + sizeof(tsr_store_file) + sizeof(slot), prefix, name, err));
@@ -127,7 +127,7 @@ static bool is_dots(const char *name)
 
 /* Whether a name is like those of outputs that a writer has not published, or not removed yet. These are never part of a checkpoint.
  * But a file that the user names is read whatever its name. */
-static bool is_temporary(const folder_store *store, const char *name)
+static bool is_temporary(const directory_store *store, const char *name)
 {
     return name[0] == '.' && strstr(name, ".tessera-") && !(store->primary && strcmp(store->primary, name) == 0);
 }
@@ -144,7 +144,7 @@ static bool is_passed_over(int error)
     return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
 }
 
-static tsr_status add_gap(folder_store *store, const char *prefix, const char *name, const char *why, bool is_link,
+static tsr_status add_gap(directory_store *store, const char *prefix, const char *name, const char *why, bool is_link,
                           tsr_error *err)
 {
     if (!store->bounded) return TSR_OK;
@@ -158,7 +158,7 @@ static tsr_status add_gap(folder_store *store, const char *prefix, const char *n
     return TSR_OK;
 }
 
-static bool is_link(const folder_store *store, int fd, const struct dirent *item)
+static bool is_link(const directory_store *store, int fd, const struct dirent *item)
 {
     struct stat info;
     if (item->d_type != DT_UNKNOWN) return item->d_type == DT_LNK;
@@ -166,7 +166,7 @@ static bool is_link(const folder_store *store, int fd, const struct dirent *item
 }
 
 /* Notes a symbolic link if what it leads to is below the root. */
-static tsr_status add_link(folder_store *store, const char *prefix, const char *name, tsr_error *err)
+static tsr_status add_link(directory_store *store, const char *prefix, const char *name, tsr_error *err)
 {
     char path[PATH_MAX];
     const size_t size = strlen(store->root);
@@ -183,26 +183,26 @@ static tsr_status add_link(folder_store *store, const char *prefix, const char *
     return status;
 }
 
-static void count_passed_over(folder_store *store, const char *prefix, const char *name, int error)
+static void count_passed_over(directory_store *store, const char *prefix, const char *name, int error)
 {
     count_name(error == EACCES ? &store->unlisted.unreadable : &store->unlisted.special, prefix, name);
 }
 
 /* A directory that is being listed. */
-typedef struct open_folder {
+typedef struct open_directory {
     int fd;
     const char *prefix; /* precedes the names in it */
     unsigned levels;    /* how many levels below it to list */
-} open_folder;
+} open_directory;
 
-static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err);
+static tsr_status list_directory(directory_store *store, tsr_vec *list, open_directory directory, tsr_error *err);
 
 /* Whether an open directory is the root, or contains it. */
-static bool is_around(const folder_store *store, int fd)
+static bool is_around(const directory_store *store, int fd)
 {
     const tsr_sys *sys = store->sys;
     struct stat info, at = {0}, below;
-    int up = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    int up = sys->open_at(sys, store->directory, ".", O_RDONLY | O_DIRECTORY, 0);
     bool found = false, is_top = up < 0 || sys->stat(sys, fd, &info) != 0 || sys->stat(sys, up, &at) != 0;
     while (!found && !is_top) {
         found = at.st_dev == info.st_dev && at.st_ino == info.st_ino;
@@ -218,7 +218,7 @@ static bool is_around(const folder_store *store, int fd)
 
 /* Lists a directory below the root. A symbolic link to a directory is followed only from the root and only one level down,
  * so that neither a cycle nor another tree is walked. Of one to the root, everything is listed already. */
-static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in, const char *name, tsr_error *err)
+static tsr_status list_below(directory_store *store, tsr_vec *list, open_directory in, const char *name, tsr_error *err)
 {
     char below[PATH_MAX];
     const tsr_sys *sys = store->sys;
@@ -240,7 +240,7 @@ static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in,
         const size_t before = list->count, gaps = store->gaps.count;
         const bool deeper = store->deeper;
         store->deeper = false;
-        TSR_TRY(list_folder(store, list, (open_folder){sub, below, in.levels - 1}, err));
+        TSR_TRY(list_directory(store, list, (open_directory){sub, below, in.levels - 1}, err));
         const bool is_empty = list->count == before && store->gaps.count == gaps && !store->deeper && !store->cut;
         store->deeper = store->deeper || deeper;
         return is_empty ? add_gap(store, in.prefix, name, NULL, false, err) : TSR_OK;
@@ -252,12 +252,12 @@ static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in,
     return add_gap(store, in.prefix, name, strerror(error), error != EACCES, err);
 }
 
-/* Takes ownership of `folder.fd`. */
-static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder folder, tsr_error *err)
+/* Takes ownership of `directory.fd`. */
+static tsr_status list_directory(directory_store *store, tsr_vec *list, open_directory directory, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
-    const int fd = folder.fd;
-    const char *prefix = folder.prefix;
+    const int fd = directory.fd;
+    const char *prefix = directory.prefix;
     DIR *dir = fdopendir(fd);
     if (!dir) {
         sys->close(sys, fd);
@@ -283,8 +283,8 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
                 status = add_gap(store, prefix, item->d_name, strerror(error), leads_nowhere, err);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
-        } else if (S_ISDIR(info.st_mode) && folder.levels) {
-            status = list_below(store, list, folder, item->d_name, err);
+        } else if (S_ISDIR(info.st_mode) && directory.levels) {
+            status = list_below(store, list, directory, item->d_name, err);
         } else if (S_ISDIR(info.st_mode) && store->bounded) {
             store->deeper = true;
         } else if (!S_ISDIR(info.st_mode)) {
@@ -301,7 +301,7 @@ static int listed_order(const void *a, const void *b)
     return tsr_str_compare(((const listed *)a)->file.name, ((const listed *)b)->file.name);
 }
 
-static tsr_status take_list(folder_store *store, tsr_vec *list, tsr_error *err)
+static tsr_status take_list(directory_store *store, tsr_vec *list, tsr_error *err)
 {
     listed *items = list->items;
     if (list->count) qsort(items, list->count, sizeof *items, listed_order);
@@ -320,7 +320,7 @@ static tsr_status take_list(folder_store *store, tsr_vec *list, tsr_error *err)
 /* ---- reading ---- */
 
 /* Closes one idle descriptor if there is any. The caller must hold the lock. */
-static void close_idle(folder_store *store)
+static void close_idle(directory_store *store)
 {
     assert(tsr_is_locked(&store->lock));
     for (uint32_t step = 0; step < store->base.file_count; step++) {
@@ -334,7 +334,7 @@ static void close_idle(folder_store *store)
     }
 }
 
-static tsr_status acquire(folder_store *store, uint32_t file, int *fd, tsr_error *err)
+static tsr_status acquire(directory_store *store, uint32_t file, int *fd, tsr_error *err)
 {
     const char *name = store->base.files[file].name.data;
     tsr_status status = TSR_OK;
@@ -343,7 +343,7 @@ static tsr_status acquire(folder_store *store, uint32_t file, int *fd, tsr_error
     if (s->fd < 0) {
         if (store->open_files >= MAX_OPEN_FILES) close_idle(store);
         /* O_NONBLOCK, because opening a file that has become a pipe since it was listed must not block. */
-        do s->fd = store->sys->open_at(store->sys, store->folder, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+        do s->fd = store->sys->open_at(store->sys, store->directory, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
         while (s->fd < 0 && errno == EINTR);
         if (s->fd < 0) status = tsr_sys_raise(err, "open", name);
         else store->open_files++;
@@ -357,7 +357,7 @@ static tsr_status acquire(folder_store *store, uint32_t file, int *fd, tsr_error
     return status;
 }
 
-static void release(folder_store *store, uint32_t file)
+static void release(directory_store *store, uint32_t file)
 {
     pthread_mutex_lock(&store->lock);
     store->slots[file].users--;
@@ -365,7 +365,7 @@ static void release(folder_store *store, uint32_t file)
 }
 
 /* Whether a range lies in a hole of the file in its current state. */
-static bool is_hole(const folder_store *store, int fd, uint64_t offset, size_t size)
+static bool is_hole(const directory_store *store, int fd, uint64_t offset, size_t size)
 {
     struct stat info;
     const uint64_t data = store->sys->next_data(store->sys, fd, offset);
@@ -373,9 +373,10 @@ static bool is_hole(const folder_store *store, int fd, uint64_t offset, size_t s
     return store->sys->stat(store->sys, fd, &info) == 0 && offset + size <= (uint64_t)info.st_size;
 }
 
-static tsr_status folder_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+static tsr_status directory_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size,
+                                    tsr_error *err)
 {
-    folder_store *store = (folder_store *)base;
+    directory_store *store = (directory_store *)base;
     int fd;
     tsr_status status = acquire(store, file, &fd, err);
     if (status != TSR_OK) return status;
@@ -385,9 +386,9 @@ static tsr_status folder_read_at(tsr_store *base, uint32_t file, uint64_t offset
     return status;
 }
 
-static tsr_status folder_map(tsr_store *base, uint32_t file, tsr_str *out, tsr_error *err)
+static tsr_status directory_map(tsr_store *base, uint32_t file, tsr_str *out, tsr_error *err)
 {
-    folder_store *store = (folder_store *)base;
+    directory_store *store = (directory_store *)base;
     const tsr_store_file *listed_file = &base->files[file];
     if (listed_file->size < MAP_FROM_BYTES || listed_file->size > SIZE_MAX / 2) return TSR_E_UNSUPPORTED;
     int fd;
@@ -404,13 +405,13 @@ static tsr_status folder_map(tsr_store *base, uint32_t file, tsr_str *out, tsr_e
     return TSR_OK;
 }
 
-static void folder_unmap(tsr_store *base, uint32_t file, tsr_str mapped)
+static void directory_unmap(tsr_store *base, uint32_t file, tsr_str mapped)
 {
     (void)base, (void)file;
     munmap((void *)(uintptr_t)mapped.data, mapped.size);
 }
 
-static void close_slots(folder_store *store)
+static void close_slots(directory_store *store)
 {
     for (uint32_t i = 0; i < store->base.file_count; i++) {
         if (store->slots[i].fd >= 0) store->sys->close(store->sys, store->slots[i].fd);
@@ -418,11 +419,11 @@ static void close_slots(folder_store *store)
     store->open_files = store->hand = 0;
 }
 
-static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
+static tsr_status directory_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
 {
-    folder_store *store = (folder_store *)base;
+    directory_store *store = (directory_store *)base;
     if (base->primary != TSR_NO_FILE) return TSR_OK; /* PATH is a file, not a directory */
-    int again = store->sys->open_at(store->sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    int again = store->sys->open_at(store->sys, store->directory, ".", O_RDONLY | O_DIRECTORY, 0);
     if (again < 0) return tsr_sys_raise(err, "list", ".");
     tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
     store->bounded = true;
@@ -433,7 +434,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     store->unlisted = (tsr_unlisted){0};
     store->listed_bytes = 0;
     store->cut = false;
-    tsr_status status = list_folder(store, &list, (open_folder){again, "", levels}, err);
+    tsr_status status = list_directory(store, &list, (open_directory){again, "", levels}, err);
     if (status == TSR_OK) {
         close_slots(store);
         base->file_count = 0;
@@ -451,19 +452,19 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     return status;
 }
 
-static bool folder_is_same(const tsr_store *base, uint32_t file, uint32_t other)
+static bool directory_is_same(const tsr_store *base, uint32_t file, uint32_t other)
 {
-    const slot *slots = ((const folder_store *)base)->slots;
+    const slot *slots = ((const directory_store *)base)->slots;
     return slots[file].then.device == slots[other].then.device && slots[file].then.inode == slots[other].then.inode;
 }
 
-static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err);
+static tsr_status directory_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err);
 
-static void folder_close(tsr_store *base)
+static void directory_close(tsr_store *base)
 {
-    folder_store *store = (folder_store *)base;
+    directory_store *store = (directory_store *)base;
     close_slots(store);
-    if (store->folder >= 0) store->sys->close(store->sys, store->folder);
+    if (store->directory >= 0) store->sys->close(store->sys, store->directory);
     pthread_mutex_destroy(&store->lock);
     tsr_vec_free(&store->gaps);
     tsr_vec_free(&store->links);
@@ -471,22 +472,22 @@ static void folder_close(tsr_store *base)
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
 
-/* Finds the folder store that contains a file which this store only forwards; NULL if there is none. */
-static folder_store *store_of(const tsr_store *store, uint32_t *file)
+/* Finds the directory store that contains a file which this store only forwards; NULL if there is none. */
+static directory_store *store_of(const tsr_store *store, uint32_t *file)
 {
     while (store->origin) store = store->origin(store, file);
-    return store->close == folder_close ? (folder_store *)(uintptr_t)store : NULL;
+    return store->close == directory_close ? (directory_store *)(uintptr_t)store : NULL;
 }
 
-tsr_status tsr_folder_store_take_fd(tsr_store *base, uint32_t file, int *fd, tsr_error *err)
+tsr_status tsr_directory_store_take_fd(tsr_store *base, uint32_t file, int *fd, tsr_error *err)
 {
-    folder_store *store = store_of(base, &file);
+    directory_store *store = store_of(base, &file);
     return store ? acquire(store, file, fd, err) : TSR_E_UNSUPPORTED;
 }
 
-void tsr_folder_store_give_fd(tsr_store *base, uint32_t file)
+void tsr_directory_store_give_fd(tsr_store *base, uint32_t file)
 {
-    folder_store *store = store_of(base, &file);
+    directory_store *store = store_of(base, &file);
     if (store) release(store, file);
 }
 
@@ -494,7 +495,7 @@ void tsr_folder_store_give_fd(tsr_store *base, uint32_t file)
 
 /* Whether an open file begins like a JSON object: '{' after white space, and no NUL among the first bytes, which the header
  * length of a safetensors file always has. */
-static bool looks_like_json(folder_store *store, int fd, uint64_t size)
+static bool looks_like_json(directory_store *store, int fd, uint64_t size)
 {
     char head[16] = {0};
     size_t n = size < sizeof head ? (size_t)size : sizeof head;
@@ -505,26 +506,26 @@ static bool looks_like_json(folder_store *store, int fd, uint64_t size)
 }
 
 /* PATH is a regular file, opened as `fd`. Its directory becomes the root. */
-static tsr_status open_file(folder_store *store, tsr_vec *list, int fd, const char *path, tsr_error *err)
+static tsr_status open_file(directory_store *store, tsr_vec *list, int fd, const char *path, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
     struct stat info;
     if (sys->stat(sys, fd, &info) != 0) return tsr_sys_raise(err, "read", path);
-    tsr_str folder = slash ? tsr_arena_str(store->arena, (tsr_str){path, (size_t)(slash - path) + 1}, err) : TSR_STR(".");
-    if (!folder.data) return TSR_E_NOMEM;
-    store->folder = sys->open_at(sys, AT_FDCWD, folder.data, O_RDONLY | O_DIRECTORY, 0);
-    if (store->folder < 0) return tsr_sys_raise(err, "open", folder.data);
+    tsr_str directory = slash ? tsr_arena_str(store->arena, (tsr_str){path, (size_t)(slash - path) + 1}, err) : TSR_STR(".");
+    if (!directory.data) return TSR_E_NOMEM;
+    store->directory = sys->open_at(sys, AT_FDCWD, directory.data, O_RDONLY | O_DIRECTORY, 0);
+    if (store->directory < 0) return tsr_sys_raise(err, "open", directory.data);
     bool is_set = strcmp(name, ".metadata") == 0 || looks_like_json(store, fd, (uint64_t)info.st_size);
     store->primary = name;
     if (!is_set) return list_file(store, list, "", name, &info, err);
-    int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
-    if (again < 0) return tsr_sys_raise(err, "list", folder.data);
-    return list_folder(store, list, (open_folder){again, "", 0}, err);
+    int again = sys->open_at(sys, store->directory, ".", O_RDONLY | O_DIRECTORY, 0);
+    if (again < 0) return tsr_sys_raise(err, "list", directory.data);
+    return list_directory(store, list, (open_directory){again, "", 0}, err);
 }
 
-static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path, tsr_error *err)
+static tsr_status open_path(directory_store *store, tsr_vec *list, const char *path, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
     struct stat info;
@@ -536,12 +537,12 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
     if (sys->stat(sys, fd, &info) != 0) {
         status = tsr_sys_raise(err, "read", path);
     } else if (S_ISDIR(info.st_mode)) {
-        store->folder = fd;
+        store->directory = fd;
         store->path = tsr_arena_str(store->arena, tsr_str_from(path), err);
         if (!store->path.data) return TSR_E_NOMEM;
-        fd = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+        fd = sys->open_at(sys, store->directory, ".", O_RDONLY | O_DIRECTORY, 0);
         if (fd < 0) return tsr_sys_raise(err, "list", path);
-        return list_folder(store, list, (open_folder){fd, "", 1}, err);
+        return list_directory(store, list, (open_directory){fd, "", 1}, err);
     } else if (!S_ISREG(info.st_mode)) {
         status = tsr_raise(
             err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%s' is neither a file nor a directory%s", path,
@@ -554,52 +555,53 @@ static tsr_status open_path(folder_store *store, tsr_vec *list, const char *path
 }
 
 /* Opens the directory `name` below another store's root as a new root. */
-static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err)
+static tsr_status open_below(directory_store *store, tsr_vec *list, directory_store *above, const char *name, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
-    store->folder = sys->open_at(sys, above->folder, name, O_RDONLY | O_DIRECTORY, 0);
-    if (store->folder < 0) return tsr_sys_raise(err, "open", name);
-    const int again = sys->open_at(sys, store->folder, ".", O_RDONLY | O_DIRECTORY, 0);
-    return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, (open_folder){again, "", 1}, err);
+    store->directory = sys->open_at(sys, above->directory, name, O_RDONLY | O_DIRECTORY, 0);
+    if (store->directory < 0) return tsr_sys_raise(err, "open", name);
+    const int again = sys->open_at(sys, store->directory, ".", O_RDONLY | O_DIRECTORY, 0);
+    return again < 0 ? tsr_sys_raise(err, "list", name) : list_directory(store, list, (open_directory){again, "", 1}, err);
 }
 
 /* Opens the file `name` in the root of another store. */
-static tsr_status open_neighbor(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err)
+static tsr_status open_neighbor(directory_store *store, tsr_vec *list, directory_store *above, const char *name,
+                                tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
     struct stat info;
-    const bool is_there = sys->stat_at(sys, above->folder, name, &info) == 0;
+    const bool is_there = sys->stat_at(sys, above->directory, name, &info) == 0;
     if (!is_there && !is_passed_over(errno)) return tsr_sys_raise(err, "look at", name);
     TSR_FAIL_IF(!is_there || !S_ISREG(info.st_mode), err, TSR_E_NOT_FOUND, "there is no file '%s'", name);
-    store->folder = sys->open_at(sys, above->folder, ".", O_RDONLY | O_DIRECTORY, 0);
-    if (store->folder < 0) return tsr_sys_raise(err, "open", ".");
+    store->directory = sys->open_at(sys, above->directory, ".", O_RDONLY | O_DIRECTORY, 0);
+    if (store->directory < 0) return tsr_sys_raise(err, "open", ".");
     store->primary = name;
     return list_file(store, list, "", name, &info, err);
 }
 
-static tsr_status folder_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);
+static tsr_status directory_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);
 
-typedef tsr_status opening(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err);
+typedef tsr_status opening(directory_store *store, tsr_vec *list, directory_store *above, const char *name, tsr_error *err);
 
 /* `above` NULL: `path` is an ordinary path. Otherwise it is a name in that store, which `open` opens. */
-static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator, folder_store *above, opening *open,
+static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator, directory_store *above, opening *open,
                              const char *path, tsr_store **out, tsr_error *err)
 {
-    folder_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
+    directory_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
-    *store = (folder_store){
+    *store = (directory_store){
         .base = {.primary = TSR_NO_FILE,
-                 .read_at = folder_read_at,
-                 .map = folder_map,
-                 .unmap = folder_unmap,
-                 .close = folder_close,
-                 .deepen = folder_deepen,
-                 .below = folder_below,
-                 .neighbor = folder_neighbor,
-                 .is_same = folder_is_same},
+                 .read_at = directory_read_at,
+                 .map = directory_map,
+                 .unmap = directory_unmap,
+                 .close = directory_close,
+                 .deepen = directory_deepen,
+                 .below = directory_below,
+                 .neighbor = directory_neighbor,
+                 .is_same = directory_is_same},
         .sys = sys,
         .allocator = allocator,
-        .folder = -1,
+        .directory = -1,
         .gaps = tsr_vec_of(allocator, sizeof(tsr_store_gap)),
         .links = tsr_vec_of(allocator, sizeof(tsr_store_link)),
     };
@@ -611,7 +613,7 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
     if (status == TSR_OK) status = take_list(store, &list, err);
     tsr_vec_free(&list);
     if (status != TSR_OK) {
-        folder_close(&store->base);
+        directory_close(&store->base);
         return status;
     }
     if (store->primary) store->base.primary = tsr_store_find(&store->base, tsr_str_from(store->primary));
@@ -619,54 +621,54 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
     return TSR_OK;
 }
 
-tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
-                                 tsr_error *err)
+tsr_status tsr_directory_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
+                                    tsr_error *err)
 {
     return open_store(sys ? sys : &tsr_sys_posix, allocator, NULL, NULL, path, out, err);
 }
 
-static tsr_status open_in(folder_store *above, opening *open, tsr_str name, tsr_store **out, tsr_error *err)
+static tsr_status open_in(directory_store *above, opening *open, tsr_str name, tsr_store **out, tsr_error *err)
 {
     const tsr_str path = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
     if (!path.data) return TSR_E_NOMEM;
     return open_store(above->sys, above->allocator, above, open, path.data, out, err);
 }
 
-static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
+static tsr_status directory_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
 {
-    return open_in((folder_store *)base, open_below, name, out, err);
+    return open_in((directory_store *)base, open_below, name, out, err);
 }
 
-static tsr_status folder_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
+static tsr_status directory_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
 {
     (void)host;
-    return open_in((folder_store *)base, open_neighbor, name, out, err);
+    return open_in((directory_store *)base, open_neighbor, name, out, err);
 }
 
-tsr_hidden_names tsr_folder_store_hidden(const tsr_store *base)
+tsr_hidden_names tsr_directory_store_hidden(const tsr_store *base)
 {
-    return base->read_at == folder_read_at ? ((const folder_store *)base)->hidden : (tsr_hidden_names){.count = 0};
+    return base->read_at == directory_read_at ? ((const directory_store *)base)->hidden : (tsr_hidden_names){.count = 0};
 }
 
-tsr_unlisted tsr_folder_store_unlisted(const tsr_store *base)
+tsr_unlisted tsr_directory_store_unlisted(const tsr_store *base)
 {
-    return base->read_at == folder_read_at ? ((const folder_store *)base)->unlisted : (tsr_unlisted){0};
+    return base->read_at == directory_read_at ? ((const directory_store *)base)->unlisted : (tsr_unlisted){0};
 }
 
-bool tsr_folder_store_has_holes(const tsr_store *base)
+bool tsr_directory_store_has_holes(const tsr_store *base)
 {
     uint64_t holes = 0;
     for (uint32_t i = 0; i < base->file_count; i++) {
         uint32_t file = i;
-        const folder_store *store = store_of(base, &file);
+        const directory_store *store = store_of(base, &file);
         if (store) holes += store->slots[file].then.holes;
     }
     return holes >= WORTH_HOLES;
 }
 
-void tsr_folder_store_modified(tsr_store *base, uint32_t file, int64_t *seconds, int64_t *nanoseconds)
+void tsr_directory_store_modified(tsr_store *base, uint32_t file, int64_t *seconds, int64_t *nanoseconds)
 {
-    const folder_store *store = store_of(base, &file);
+    const directory_store *store = store_of(base, &file);
     *seconds = *nanoseconds = 0;
     if (!store) return;
     const identity *then = &store->slots[file].then;
@@ -674,9 +676,9 @@ void tsr_folder_store_modified(tsr_store *base, uint32_t file, int64_t *seconds,
     *nanoseconds = then->nanoseconds;
 }
 
-bool tsr_folder_store_identify(const tsr_store *base, uint32_t file, tsr_file_id *out)
+bool tsr_directory_store_identify(const tsr_store *base, uint32_t file, tsr_file_id *out)
 {
-    const folder_store *store = store_of(base, &file);
+    const directory_store *store = store_of(base, &file);
     struct stat info;
     if (!store) return false;
     if (file != TSR_NO_FILE) {
@@ -684,18 +686,18 @@ bool tsr_folder_store_identify(const tsr_store *base, uint32_t file, tsr_file_id
         *out = (tsr_file_id){s->then.device, s->then.inode, s->was_read};
         return true;
     }
-    if (store->folder < 0 || store->sys->stat(store->sys, store->folder, &info) != 0) return false;
+    if (store->directory < 0 || store->sys->stat(store->sys, store->directory, &info) != 0) return false;
     *out = (tsr_file_id){(uint64_t)info.st_dev, (uint64_t)info.st_ino, true};
     return true;
 }
 
-static tsr_status file_unchanged(const folder_store *store, uint32_t file, tsr_error *err)
+static tsr_status file_unchanged(const directory_store *store, uint32_t file, tsr_error *err)
 {
     const slot *s = &store->slots[file];
     const char *name = store->base.files[file].name.data;
     struct stat now;
     if (!s->was_read) return TSR_OK;
-    if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
+    if (store->sys->stat_at(store->sys, store->directory, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
     if (identity_equal(s->then, identity_of(&now))) return TSR_OK;
     if (s->then.size == (uint64_t)now.st_size)
         return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "'%s' changed while it was being read", name);
@@ -704,12 +706,12 @@ static tsr_status file_unchanged(const folder_store *store, uint32_t file, tsr_e
                      (uint64_t)now.st_size);
 }
 
-tsr_status tsr_folder_store_unchanged(tsr_store *base, tsr_error *err)
+tsr_status tsr_directory_store_unchanged(tsr_store *base, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     for (uint32_t i = 0; i < base->file_count && status == TSR_OK; i++) {
         uint32_t file = i;
-        const folder_store *store = store_of(base, &file);
+        const directory_store *store = store_of(base, &file);
         if (store) status = file_unchanged(store, file, err);
     }
     return status;
