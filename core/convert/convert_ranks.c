@@ -354,7 +354,7 @@ static tsr_status stage_of_torch(void *ctx, uint32_t number, tsr_arena *arena, t
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));
     const bool is_first_time = all->sizes[number] == 0;
     for (uint32_t i = 0; i < plan->storage_count && is_first_time; i++)
-        all->job->out->byte_total += plan->blits[i].byte_length;
+        all->job->out->byte_total += plan->write_items[i].byte_length;
     all->sizes[number] = plan->archive.size;
     *out = tsr_torch_plan_stage(plan, number);
     return TSR_OK;
@@ -423,7 +423,8 @@ static tsr_status report(const tsr_rank_files *r, tsr_error *err)
         tsr_converted *row = &r->chosen.rows[i];
         row->copied = false; /* the tensors in a rank's file do not share storage, even if they did in the source */
         if (!row->written) continue;
-        if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+        if (row->entry->kind == TSR_ENTRY_TENSOR)
+            TSR_TRY(tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         else row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(r->job->checkpoint));
     }
     *r->job->out = (tsr_conversion){.rows = r->chosen.rows,

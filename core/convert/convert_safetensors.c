@@ -63,7 +63,7 @@ static tsr_str name_in_part(tsr_str name, tsr_str part)
 
 static tsr_status add_piece(output_files *p, tsr_converted *row, tsr_error *err)
 {
-    TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+    TSR_TRY(tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     row->file = p->file_count;
     p->job->out->byte_total += row->bytes;
     p->pieces[p->count++] =
@@ -179,7 +179,7 @@ static tsr_status assign_files(output_files *p, tsr_error *err)
     for (uint64_t i = 0; i < p->selection.count; i++) {
         tsr_converted *row = &p->selection.rows[i];
         if (!is_stored(row)) continue;
-        TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+        TSR_TRY(tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         const bool fits = !most || in_file == 0 || (in_file <= most && row->bytes <= most - in_file);
         if (!fits) {
             p->file_count++;
@@ -400,7 +400,7 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
                                         .name = row->name,
                                         .dtype = row->dtype,
                                         .file = (uint32_t)owner};
-    return tsr_blit_measure(entry, NULL, row->dtype, &row->bytes, err);
+    return tsr_write_item_measure(entry, NULL, row->dtype, &row->bytes, err);
 }
 
 static int by_owner(const void *a, const void *b)
@@ -500,7 +500,7 @@ static tsr_status report(gathering *g, tsr_error *err)
 
 static int by_entry(const void *a, const void *b)
 {
-    const tsr_blit *x = a, *y = b;
+    const tsr_write_item *x = a, *y = b;
     if (x->entry != y->entry) return (uintptr_t)x->entry < (uintptr_t)y->entry ? -1 : 1;
     return (x->file > y->file) - (x->file < y->file);
 }
@@ -518,7 +518,9 @@ static tsr_status gather(gathering *g, tsr_error *err)
                                          .file_count = g->file_count,
                                          .unsummed = job->options->no_checksums};
     TSR_TRY(tsr_safetensors_lay_out(&g->layout, tsr_checkpoint_host(job->checkpoint), job->arena, err));
-    if (g->count) qsort(g->layout.blits, g->count, sizeof *g->layout.blits, by_entry); /* each tensor is located only once */
+    if (g->count)
+        qsort(g->layout.write_items, g->count, sizeof *g->layout.write_items,
+              by_entry); /* each tensor is located only once */
     return report(g, err);
 }
 

@@ -5,8 +5,8 @@
 
 #include "tessera/convert.h"
 #include "tessera/plan.h"
-#include "write/blit.h"
 #include "write/dcp_write.h"
+#include "write/write_item.h"
 
 /* Chooses which entries of a checkpoint are written, with which name and dtype: the first step of every conversion. */
 

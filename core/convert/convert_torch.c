@@ -53,12 +53,12 @@ static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen
                             .file_sizes = size,
                             .file_count = 1,
                             .marker = TSR_NO_FILE};
-    for (uint32_t i = 0; i < plan->storage_count; i++) out->byte_total += plan->blits[i].byte_length;
+    for (uint32_t i = 0; i < plan->storage_count; i++) out->byte_total += plan->write_items[i].byte_length;
     for (uint64_t i = 0; i < chosen->count; i++) {
         tsr_converted *row = &chosen->rows[i];
         row->copied = false; /* shared storages are shared again */
         if (row->written && row->entry->kind == TSR_ENTRY_TENSOR)
-            TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+            TSR_TRY(tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     }
     return TSR_OK;
 }
@@ -106,7 +106,7 @@ typedef struct tsr_flat_rank {
 /* Makes a unit's slice on a rank a storage that is filled from ranges of the unit's parameters:
  *
  *   flat parameter   [ w0 ········· ][ w1 ············ ]
- *   storage                 [ w0 ·· ][ w1 ··· ]             blits: boxes of w0, boxes of w1 */
+ *   storage                 [ w0 ·· ][ w1 ··· ]             write items: boxes of w0, boxes of w1 */
 
 #define FLAT_PARAM "_flat_param" /* FLAT_PARAM of torch/distributed/fsdp/_common_utils.py */
 
@@ -250,15 +250,15 @@ static void flat_casts(const tsr_flat_rank *of, tsr_torch_plan *file)
 
 typedef struct flat_stage {
     tsr_torch_plan *file;
-    tsr_blit *blits;
-    size_t *ends; /* where the blits of each storage end */
+    tsr_write_item *write_items;
+    size_t *ends; /* where the write items of each storage end */
 } flat_stage;
 
 /* A storage that is being filled. */
 typedef struct filling {
     tsr_arena *arena;
-    tsr_vec *blits;
-    tsr_blit at; /* position of the next blit */
+    tsr_vec *write_items;
+    tsr_write_item at; /* position of the next write item */
     uint32_t itemsize;
 } filling;
 
@@ -270,14 +270,14 @@ static tsr_status add_range(filling *f, const tsr_entry *entry, tsr_span range, 
     if (!offsets) return TSR_E_NOMEM;
     const uint32_t count = tsr_range_boxes(ndim, entry->shape, range, offsets, sizes);
     for (uint32_t b = 0; b < count; b++) {
-        tsr_blit *blit = tsr_vec_push(f->blits, err);
-        if (!blit) return TSR_E_NOMEM;
+        tsr_write_item *write_item = tsr_vec_push(f->write_items, err);
+        if (!write_item) return TSR_E_NOMEM;
         tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* cannot overflow: it is part of the tensor */
         f->at.byte_length = elements * f->itemsize;
-        *blit = f->at;
-        blit->entry = entry;
-        if (ndim) blit->offsets = offsets + b * ndim;
-        if (ndim) blit->sizes = sizes + b * ndim;
+        *write_item = f->at;
+        write_item->entry = entry;
+        if (ndim) write_item->offsets = offsets + b * ndim;
+        if (ndim) write_item->sizes = sizes + b * ndim;
         f->at.byte_offset += f->at.byte_length;
     }
     return TSR_OK;
@@ -298,8 +298,8 @@ static tsr_status write_all(const tsr_stage *stage, const tsr_sink *sink, tsr_er
     size_t at = 0;
     for (uint32_t s = 0; s < f->file->storage_count; s++) {
         uint32_t crc = 0;
-        for (; at < f->ends[s]; at++) crc = tsr_crc32_join(crc, f->blits[at].crc, f->blits[at].byte_length);
-        f->file->blits[s].crc = crc;
+        for (; at < f->ends[s]; at++) crc = tsr_crc32_join(crc, f->write_items[at].crc, f->write_items[at].byte_length);
+        f->file->write_items[s].crc = crc;
     }
     for (uint32_t i = 0; i <= f->file->storage_count; i++) TSR_TRY(tsr_torch_plan_write_piece(f->file, i, sink, err));
     return TSR_OK;
@@ -320,23 +320,23 @@ static tsr_status match_units(const tsr_torch_plan *file, const tsr_entry *local
     return TSR_OK;
 }
 
-static tsr_status fill_storages(flat_stage *f, const tsr_flat_rank *of, tsr_vec *blits, tsr_error *err)
+static tsr_status fill_storages(flat_stage *f, const tsr_flat_rank *of, tsr_vec *write_items, tsr_error *err)
 {
     uint64_t count, *unit_of;
     const tsr_fsdp1_unit *units = tsr_plan_flat_units(of->plan, &count);
     TSR_TRY(match_units(f->file, of->locals, count, &unit_of, err));
     for (uint32_t s = 0; s < f->file->storage_count; s++) {
         const uint64_t u = unit_of[s];
-        filling slice = {f->file->arena, blits, f->file->blits[s], 0};
+        filling slice = {f->file->arena, write_items, f->file->write_items[s], 0};
         if (u < count) {
             slice.itemsize = tsr_dtype_size(slice.at.dtype);
             TSR_TRY(fill_slice(&slice, &units[u], of->rank, err));
         } else {
-            tsr_blit *blit = tsr_vec_push(blits, err);
-            if (!blit) return TSR_E_NOMEM;
-            *blit = f->file->blits[s];
+            tsr_write_item *write_item = tsr_vec_push(write_items, err);
+            if (!write_item) return TSR_E_NOMEM;
+            *write_item = f->file->write_items[s];
         }
-        f->ends[s] = blits->count;
+        f->ends[s] = write_items->count;
     }
     return TSR_OK;
 }
@@ -351,13 +351,14 @@ static tsr_status tsr_flat_stage(const tsr_flat_rank *of, tsr_torch_plan *file, 
     if (!f || !ends) return TSR_E_NOMEM;
     *f = (flat_stage){.file = file, .ends = ends};
     tsr_torch_plan_stage(file, number);
-    tsr_vec blits = tsr_vec_of(tsr_checkpoint_host(of->chosen->checkpoint)->allocator, sizeof(tsr_blit));
-    tsr_status status = fill_storages(f, of, &blits, err);
-    f->blits = status == TSR_OK ? tsr_arena_array(file->arena, blits.count, sizeof *f->blits, err) : NULL;
-    if (status == TSR_OK && !f->blits) status = TSR_E_NOMEM;
-    if (status == TSR_OK && blits.count) memcpy(f->blits, blits.items, blits.count * sizeof *f->blits);
-    *out = (tsr_stage){.blits = f->blits, .count = blits.count, .rest = write_all, .ctx = f};
-    tsr_vec_free(&blits);
+    tsr_vec write_items = tsr_vec_of(tsr_checkpoint_host(of->chosen->checkpoint)->allocator, sizeof(tsr_write_item));
+    tsr_status status = fill_storages(f, of, &write_items, err);
+    f->write_items = status == TSR_OK ? tsr_arena_array(file->arena, write_items.count, sizeof *f->write_items, err) : NULL;
+    if (status == TSR_OK && !f->write_items) status = TSR_E_NOMEM;
+    if (status == TSR_OK && write_items.count)
+        memcpy(f->write_items, write_items.items, write_items.count * sizeof *f->write_items);
+    *out = (tsr_stage){.write_items = f->write_items, .count = write_items.count, .rest = write_all, .ctx = f};
+    tsr_vec_free(&write_items);
     return status;
 }
 
@@ -490,7 +491,8 @@ static tsr_status rank_stage_of(void *ctx, uint32_t number, tsr_arena *arena, ts
     if (!plan) return TSR_E_NOMEM;
     TSR_TRY(plan_rank(&f, plan, err));
     const bool first = f.all->sizes[number] == 0;
-    for (uint32_t i = 0; i < plan->storage_count && first; i++) f.all->job->out->byte_total += plan->blits[i].byte_length;
+    for (uint32_t i = 0; i < plan->storage_count && first; i++)
+        f.all->job->out->byte_total += plan->write_items[i].byte_length;
     f.all->sizes[number] = plan->archive.size;
     const tsr_flat_rank flat = flat_rank_of(&f);
     if (f.all->flat) return tsr_flat_stage(&flat, plan, number, out, err);
@@ -514,7 +516,7 @@ static tsr_status prepare(ranks *r, tsr_error *err)
         if (row->entry->kind != TSR_ENTRY_TENSOR) {
             row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(r->job->checkpoint));
         } else {
-            TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+            TSR_TRY(tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         }
     }
     *r->job->out = (tsr_conversion){.rows = r->chosen.rows,

@@ -532,7 +532,7 @@ static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_sta
     }
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));
     const bool known = u->sizes[number] != 0;
-    for (uint32_t i = 0; i < plan->storage_count && !known; i++) u->job->out->byte_total += plan->blits[i].byte_length;
+    for (uint32_t i = 0; i < plan->storage_count && !known; i++) u->job->out->byte_total += plan->write_items[i].byte_length;
     u->sizes[number] = plan->archive.size;
     *out = tsr_torch_plan_stage(plan, number);
     return TSR_OK;
@@ -556,7 +556,8 @@ static tsr_status describe(universal *u, tsr_error *err)
         tsr_converted *row = &u->chosen.rows[i];
         row->copied = false; /* second names remain second names */
         if (!row->written) continue;
-        if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
+        if (row->entry->kind == TSR_ENTRY_TENSOR)
+            TSR_TRY(tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         else row->weights_only = true; /* DeepSpeed does not load these files with weights_only */
     }
     *u->job->out = (tsr_conversion){.rows = u->chosen.rows,

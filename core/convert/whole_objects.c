@@ -11,8 +11,8 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/end_sum.h"
 #include "tessera/sys/try.h"
-#include "write/blit.h"
 #include "write/torch_plan.h"
+#include "write/write_item.h"
 
 #define ALONE UINT32_MAX
 
@@ -359,7 +359,7 @@ static tsr_status megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_erro
     out->files = files;
     out->file_sizes = sizes;
     out->file_count = count + 1;
-    for (uint32_t i = 0; i < w->common.storage_count; i++) out->byte_total += w->common.blits[i].byte_length;
+    for (uint32_t i = 0; i < w->common.storage_count; i++) out->byte_total += w->common.write_items[i].byte_length;
     *writer = (tsr_writer){
         .stage_count = w->dcp.stage_count + 1, .crc = writer->crc, .stage = stage_of, .finish = finish, .ctx = w};
     return TSR_OK;
@@ -369,7 +369,7 @@ static tsr_status megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_erro
 
 static tsr_status complete_row(const tsr_dcp_rows *rows, tsr_converted *row, tsr_error *err)
 {
-    if (row->entry->kind == TSR_ENTRY_TENSOR) return tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err);
+    if (row->entry->kind == TSR_ENTRY_TENSOR) return tsr_write_item_measure(row->entry, NULL, row->dtype, &row->bytes, err);
     row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(rows->job->checkpoint));
     return TSR_OK;
 }

@@ -1,7 +1,7 @@
-/* Divides a work into units, and runs them. Units are groups of small blits, or tiles of large ones. Both are determined by the blits
+/* Divides a work into units, and runs them. Units are groups of small write items, or tiles of large ones. Both are determined by the write items
  * alone.
  *
- *   blits   [a][b][ c ······························ ][d]
+ *   write items   [a][b][ c ······························ ][d]
  *   units   [a  b][ c tile 0 ][ c tile 1 ][ c tile 2 ][d] */
 #include "work/work_parts.h"
 
@@ -18,28 +18,28 @@
 #define TSR_UNIT_BYTES ((uint64_t)16 << 20)
 #endif
 
-#define BLIT_WEIGHT ((uint64_t)4 << 10) /* the cost of a blit in addition to its bytes */
+#define WRITE_ITEM_WEIGHT ((uint64_t)4 << 10) /* the cost of a write item in addition to its bytes */
 
-/* The weight of a unit when work is divided: small blits are not free. */
+/* The weight of a unit when work is divided: small write items are not free. */
 static uint64_t unit_weight(const tsr_unit *unit)
 {
-    return unit->bytes + unit->count * BLIT_WEIGHT + unit->delay;
+    return unit->bytes + unit->count * WRITE_ITEM_WEIGHT + unit->delay;
 }
 
-static bool is_cut(const tsr_blit *blit, uint64_t unit_bytes)
+static bool is_cut(const tsr_write_item *write_item, uint64_t unit_bytes)
 {
-    return !blit->literal && blit->byte_length > unit_bytes;
+    return !write_item->literal && write_item->byte_length > unit_bytes;
 }
 
-/* Starts the tiles of a large blit, which use *packed. */
-static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, tsr_packed *packed, tsr_tiles *tiles,
+/* Starts the tiles of a large write item, which use *packed. */
+static tsr_status start_tiles(const tsr_write_item *write_item, uint64_t unit_bytes, tsr_packed *packed, tsr_tiles *tiles,
                               uint64_t *itemsize, tsr_error *err)
 {
     uint64_t elements;
-    TSR_TRY(tsr_gather_pack(blit->entry, packed, err));
-    const tsr_box box = {packed->ndim, blit->offsets, blit->sizes ? blit->sizes : packed->shape};
-    tsr_box_volume(box, &elements); /* cannot overflow, since the blit's bytes do not */
-    *itemsize = blit->byte_length / elements;
+    TSR_TRY(tsr_gather_pack(write_item->entry, packed, err));
+    const tsr_box box = {packed->ndim, write_item->offsets, write_item->sizes ? write_item->sizes : packed->shape};
+    tsr_box_volume(box, &elements); /* cannot overflow, since the write item's bytes do not */
+    *itemsize = write_item->byte_length / elements;
     tsr_tiles_start(tiles, box, unit_bytes / *itemsize ? unit_bytes / *itemsize : 1);
     return TSR_OK;
 }
@@ -51,13 +51,13 @@ static tsr_unit *add_unit(tsr_vec *units, const tsr_unit *unit, tsr_error *err)
     return own;
 }
 
-static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint64_t unit_bytes, tsr_vec *units,
-                           tsr_error *err)
+static tsr_status cut_write_item(const tsr_stage *stage, size_t i, tsr_unit unit, uint64_t unit_bytes, tsr_vec *units,
+                                 tsr_error *err)
 {
     tsr_tiles tiles;
     tsr_packed packed;
     uint64_t itemsize;
-    TSR_TRY(start_tiles(tsr_stage_blit(stage, i), unit_bytes, &packed, &tiles, &itemsize, err));
+    TSR_TRY(start_tiles(tsr_stage_item(stage, i), unit_bytes, &packed, &tiles, &itemsize, err));
     unit.first = (uint32_t)i;
     unit.count = 1;
     unit.is_tile = true;
@@ -70,47 +70,47 @@ static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint
 
 tsr_status tsr_units_cut(const tsr_stage *stage, uint32_t number, uint64_t unit_bytes, tsr_vec *units, tsr_error *err)
 {
-    tsr_unit *open = NULL; /* the group that blits are being added to */
+    tsr_unit *open = NULL; /* the group that write items are being added to */
     for (size_t i = 0; i < stage->count; i++) {
-        const tsr_blit *blit = tsr_stage_blit(stage, i);
-        if (is_cut(blit, unit_bytes)) {
-            TSR_TRY(cut_blit(stage, i, (tsr_unit){.stage = number, .file = blit->file}, unit_bytes, units, err));
+        const tsr_write_item *write_item = tsr_stage_item(stage, i);
+        if (is_cut(write_item, unit_bytes)) {
+            TSR_TRY(cut_write_item(stage, i, (tsr_unit){.stage = number, .file = write_item->file}, unit_bytes, units, err));
             open = NULL;
             continue;
         }
-        const bool is_other = open && unit_bytes == UINT64_MAX && open->file != blit->file;
-        if (!open || is_other || unit_weight(open) + blit->byte_length + BLIT_WEIGHT > unit_bytes) {
-            open = add_unit(units, &(tsr_unit){.stage = number, .first = (uint32_t)i, .file = blit->file}, err);
+        const bool is_other = open && unit_bytes == UINT64_MAX && open->file != write_item->file;
+        if (!open || is_other || unit_weight(open) + write_item->byte_length + WRITE_ITEM_WEIGHT > unit_bytes) {
+            open = add_unit(units, &(tsr_unit){.stage = number, .first = (uint32_t)i, .file = write_item->file}, err);
             if (!open) return TSR_E_NOMEM;
         }
-        open->bytes += blit->byte_length;
+        open->bytes += write_item->byte_length;
         open->count++;
     }
     return TSR_OK;
 }
 
-/* Makes a blit from the current tile of a blit. */
-static tsr_status tile_blit(const tsr_blit *blit, const tsr_tiles *tiles, uint64_t itemsize, tsr_arena *arena, tsr_blit *out,
-                            tsr_error *err)
+/* Makes a write item from the current tile of a write item. */
+static tsr_status tile_write_item(const tsr_write_item *write_item, const tsr_tiles *tiles, uint64_t itemsize,
+                                  tsr_arena *arena, tsr_write_item *out, tsr_error *err)
 {
     uint64_t *box = tsr_arena_array(arena, 2 * (size_t)tiles->ndim, sizeof *box, err);
     if (!box) return TSR_E_NOMEM;
     if (tiles->ndim) memcpy(box, tiles->offsets, tiles->ndim * sizeof *box);
     if (tiles->ndim) memcpy(box + tiles->ndim, tiles->sizes, tiles->ndim * sizeof *box);
-    *out = *blit;
+    *out = *write_item;
     out->offsets = box;
     out->sizes = box + tiles->ndim;
-    out->byte_offset = blit->byte_offset + tiles->first * itemsize;
+    out->byte_offset = write_item->byte_offset + tiles->first * itemsize;
     out->byte_length = tiles->elements * itemsize;
     return TSR_OK;
 }
 
-typedef struct unit_blits {
-    tsr_blit *blits;
-    uint32_t *owners; /* per blit: the index in the stage of the blit that it is, or is part of */
+typedef struct unit_write_items {
+    tsr_write_item *write_items;
+    uint32_t *owners; /* per write item: the index in the stage of the write item that it is, or is part of */
     size_t count;
-    size_t *ends; /* per lane: where its blits end */
-} unit_blits;
+    size_t *ends; /* per lane: where its write items end */
+} unit_write_items;
 
 /* Lanes of the units of one stage. */
 typedef struct unit_lanes {
@@ -120,66 +120,66 @@ typedef struct unit_lanes {
     size_t count;
 } unit_lanes;
 
-/* State for turning units of a stage into blits. */
+/* State for turning units of a stage into write items. */
 typedef struct unit_expansion {
     const tsr_stage *stage;
     uint64_t unit_bytes;
     tsr_arena *arena;
-    unit_blits *out;
+    unit_write_items *out;
     tsr_error *err;
 } unit_expansion;
 
-/* Adds those tile units at the beginning of `units` that are consecutive tiles of one blit; *used is their number. */
+/* Adds those tile units at the beginning of `units` that are consecutive tiles of one write item; *used is their number. */
 static tsr_status add_tiles(const unit_expansion *e, tsr_unit *const *units, size_t count, size_t *used)
 {
     const tsr_unit *head = units[0];
-    const tsr_blit *blit = tsr_stage_blit(e->stage, head->first);
-    tsr_blit *out = e->out->blits + e->out->count;
+    const tsr_write_item *write_item = tsr_stage_item(e->stage, head->first);
+    tsr_write_item *out = e->out->write_items + e->out->count;
     tsr_tiles tiles;
     tsr_packed packed;
     uint64_t itemsize, at = 0;
-    TSR_TRY(start_tiles(blit, e->unit_bytes, &packed, &tiles, &itemsize, e->err));
+    TSR_TRY(start_tiles(write_item, e->unit_bytes, &packed, &tiles, &itemsize, e->err));
     for (; at < head->tile; at++) tsr_tiles_next(&tiles);
     for (*used = 0; *used < count; tsr_tiles_next(&tiles), at++, ++*used) {
         const tsr_unit *unit = units[*used];
         if (!unit->is_tile || unit->first != head->first || unit->tile != at) break;
-        TSR_TRY(tile_blit(blit, &tiles, itemsize, e->arena, &out[*used], e->err));
+        TSR_TRY(tile_write_item(write_item, &tiles, itemsize, e->arena, &out[*used], e->err));
     }
     for (size_t i = 0; i < *used; i++) e->out->owners[e->out->count++] = e->stage->order.numbers[head->first];
     return TSR_OK;
 }
 
-/* Adds the blits of units [units, units + count), which are consecutive. */
-static tsr_status add_blits(const unit_expansion *e, tsr_unit *const *units, size_t count)
+/* Adds the write items of units [units, units + count), which are consecutive. */
+static tsr_status add_write_items(const unit_expansion *e, tsr_unit *const *units, size_t count)
 {
-    unit_blits *out = e->out;
+    unit_write_items *out = e->out;
     for (size_t u = 0, used = 1; u < count; u += used, used = 1) {
         const tsr_unit *unit = units[u];
         if (unit->is_tile) TSR_TRY(add_tiles(e, units + u, count - u, &used));
         for (uint32_t i = 0; !unit->is_tile && i < unit->count; i++, out->count++) {
             out->owners[out->count] = e->stage->order.numbers[unit->first + i];
-            out->blits[out->count] = e->stage->blits[out->owners[out->count]];
+            out->write_items[out->count] = e->stage->write_items[out->owners[out->count]];
         }
     }
     return TSR_OK;
 }
 
-/* The blits of the lanes, lane after lane. Allocated in `arena`. */
-static tsr_status blits_of(const tsr_stage *stage, const unit_lanes *lanes, tsr_arena *arena, unit_blits *out,
-                           tsr_error *err)
+/* The write items of the lanes, lane after lane. Allocated in `arena`. */
+static tsr_status write_items_of(const tsr_stage *stage, const unit_lanes *lanes, tsr_arena *arena, unit_write_items *out,
+                                 tsr_error *err)
 {
     const unit_expansion e = {.stage = stage, .unit_bytes = lanes->unit_bytes, .arena = arena, .out = out, .err = err};
     size_t total = 0;
     for (size_t i = 0; i < lanes->count; i++) {
         for (size_t u = lanes->lanes[i].first; u < lanes->lanes[i].end; u++) total += lanes->units[u]->count;
     }
-    *out = (unit_blits){.blits = tsr_arena_array(arena, total, sizeof *out->blits, err),
-                        .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
-                        .ends = tsr_arena_array(arena, lanes->count, sizeof *out->ends, err)};
-    if (!out->blits || !out->owners || !out->ends) return TSR_E_NOMEM;
+    *out = (unit_write_items){.write_items = tsr_arena_array(arena, total, sizeof *out->write_items, err),
+                              .owners = tsr_arena_array(arena, total, sizeof *out->owners, err),
+                              .ends = tsr_arena_array(arena, lanes->count, sizeof *out->ends, err)};
+    if (!out->write_items || !out->owners || !out->ends) return TSR_E_NOMEM;
     for (size_t i = 0; i < lanes->count; i++) {
         const tsr_lane *lane = &lanes->lanes[i];
-        TSR_TRY(add_blits(&e, lanes->units + lane->first, lane->end - lane->first));
+        TSR_TRY(add_write_items(&e, lanes->units + lane->first, lane->end - lane->first));
         out->ends[i] = out->count;
     }
     return TSR_OK;
@@ -229,19 +229,19 @@ static void add_read(server_finder *f, uint64_t number, const uint64_t *offsets,
     if (cost > spanned) f->delay += (uint64_t)((cost - spanned) * (bytes < spanned ? bytes / spanned : 1));
 }
 
-static tsr_status add_blit(server_finder *f, const tsr_blit *blit, tsr_error *err)
+static tsr_status add_write_item(server_finder *f, const tsr_write_item *write_item, tsr_error *err)
 {
-    const tsr_entry *entry = blit->entry;
+    const tsr_entry *entry = write_item->entry;
     uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM], chunk;
     tsr_packed packed;
-    if (blit->literal || !blit->byte_length) return TSR_OK;
+    if (write_item->literal || !write_item->byte_length) return TSR_OK;
     TSR_TRY(tsr_gather_pack(entry, &packed, err));
     if (packed.ndim != entry->ndim) return TSR_OK;
     TSR_TRY(know_entry(f, entry, err));
     for (uint32_t d = 0; d < packed.ndim; d++) { /* if two elements are packed into one, the entry counts both */
         const uint64_t each = packed.shape[d] && entry->shape[d] > packed.shape[d] ? entry->shape[d] / packed.shape[d] : 1;
-        offsets[d] = blit->offsets ? blit->offsets[d] * each : 0;
-        sizes[d] = blit->sizes ? blit->sizes[d] * each : entry->shape[d];
+        offsets[d] = write_item->offsets ? write_item->offsets[d] * each : 0;
+        sizes[d] = write_item->sizes ? write_item->sizes[d] * each : entry->shape[d];
     }
     tsr_chunk_query query;
     uint64_t at[TSR_MAX_NDIM], extent[TSR_MAX_NDIM];
@@ -262,19 +262,19 @@ static void conclude_unit(server_finder *f, tsr_unit *unit)
     }
 }
 
-static tsr_status find_servers(server_finder *f, const unit_blits *of, tsr_unit *units, size_t count, tsr_error *err)
+static tsr_status find_servers(server_finder *f, const unit_write_items *of, tsr_unit *units, size_t count, tsr_error *err)
 {
     size_t at = 0;
     for (size_t u = 0; u < count; u++) {
-        for (uint32_t i = 0; i < units[u].count; i++) TSR_TRY(add_blit(f, &of->blits[at++], err));
+        for (uint32_t i = 0; i < units[u].count; i++) TSR_TRY(add_write_item(f, &of->write_items[at++], err));
         conclude_unit(f, &units[u]);
     }
     return TSR_OK;
 }
 
-/* Makes the blits of all units of the stage. `all` has no units yet. */
-static tsr_status expand(const tsr_stage *stage, const unit_lanes *all, tsr_unit *units, tsr_arena *arena, unit_blits *out,
-                         tsr_error *err)
+/* Makes the write items of all units of the stage. `all` has no units yet. */
+static tsr_status expand(const tsr_stage *stage, const unit_lanes *all, tsr_unit *units, tsr_arena *arena,
+                         unit_write_items *out, tsr_error *err)
 {
     const size_t count = all->lanes->end;
     tsr_unit **list = tsr_arena_array(arena, count, sizeof *list, err);
@@ -282,7 +282,7 @@ static tsr_status expand(const tsr_stage *stage, const unit_lanes *all, tsr_unit
     if (!list) return TSR_E_NOMEM;
     for (size_t u = 0; u < count; u++) list[u] = &units[u];
     lanes.units = list;
-    return blits_of(stage, &lanes, arena, out, err);
+    return write_items_of(stage, &lanes, arena, out, err);
 }
 
 /* Sets `server` and `delay` of the units of a stage. TSR_E_NOMEM. */
@@ -292,7 +292,7 @@ static tsr_status units_find_servers(const tsr_work *work, const tsr_stage *stag
     tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     server_finder f = {.storage = work->options.storage, .arena = arena};
-    unit_blits of;
+    unit_write_items of;
     f.bytes = tsr_arena_array(arena, f.storage->server_count, sizeof *f.bytes, err);
     const tsr_lane all = {0, count};
     const unit_lanes lanes = {.unit_bytes = work->unit_bytes, .lanes = &all, .count = 1};
@@ -303,7 +303,7 @@ static tsr_status units_find_servers(const tsr_work *work, const tsr_stage *stag
 }
 
 /* Orders `count` units of one stage so that a part moves from server to server. Units that the stage's order keeps together
- * (blit.h) stay first. TSR_E_NOMEM. */
+ * (write_item.h) stay first. TSR_E_NOMEM. */
 static tsr_status order_units(const tsr_work *work, const tsr_stage *stage, tsr_storage_reader part, tsr_unit **units,
                               size_t count, tsr_error *err)
 {
@@ -327,10 +327,10 @@ static tsr_status order_units(const tsr_work *work, const tsr_stage *stage, tsr_
  *
  *   unit u64 | CRCs n u32 | n × u32 | CRC-32 of all this u32
  *
- * n is the number of blits of the unit, or 0 if the container needs no CRCs. If casts lost values, the highest bit of n is set,
+ * n is the number of write items of the unit, or 0 if the container needs no CRCs. If casts lost values, the highest bit of n is set,
  * and the CRCs are followed by
  *
- *   zeros u64 | overflows u64 | first blit with zeros u32 | first blit with overflows u32 */
+ *   zeros u64 | overflows u64 | first write item with zeros u32 | first write item with overflows u32 */
 
 enum { LOSSES = 24 }; /* bytes */
 #define HAS_LOSSES UINT32_C(0x80000000)
@@ -424,7 +424,7 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
 
 static uint32_t group_of(const tsr_stage *stage, const tsr_unit *unit)
 {
-    return tsr_stage_blit(stage, unit->first)->file / stage->order.group_files;
+    return tsr_stage_item(stage, unit->first)->file / stage->order.group_files;
 }
 
 static uint64_t weight_left(tsr_unit *const *units, size_t first, size_t end)
@@ -466,7 +466,7 @@ tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *aren
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
     TSR_TRY(work->writer.stage(work->writer.ctx, number, arena, out, err));
-    return tsr_blits_order(catalog, out->blits, out->count, arena, &out->order, err);
+    return tsr_order_write_items(catalog, out->write_items, out->count, arena, &out->order, err);
 }
 
 static tsr_status cut_stage(tsr_work *work, uint32_t number, tsr_error *err)
@@ -553,7 +553,7 @@ typedef struct running {
     tsr_lane *taken; /* the batch, a few units from each lane: taken_count of most_lanes */
     size_t taken_count;
     tsr_arena *batch_arena;
-    unit_blits batch;
+    unit_write_items batch;
 } running;
 
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
@@ -564,26 +564,27 @@ static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
     return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
 }
 
-static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
+static tsr_status write_item_done(void *ctx, size_t i, tsr_error *err)
 {
     const running *r = ctx;
-    const tsr_blit *blit = &r->batch.blits[i];
+    const tsr_write_item *write_item = &r->batch.write_items[i];
     const uint32_t owner = r->batch.owners[i];
-    if (blit->byte_length != r->stage.blits[owner].byte_length)
-        return TSR_OK; /* what follows a divided blit is written at the end */
-    r->stage.blits[owner].crc = blit->crc;
+    if (write_item->byte_length != r->stage.write_items[owner].byte_length)
+        return TSR_OK; /* what follows a divided write item is written at the end */
+    r->stage.write_items[owner].crc = write_item->crc;
     return r->stage.behind ? r->stage.behind(&r->stage, owner, &r->sink, err) : TSR_OK;
 }
 
-/* Adds what casts lost in blit `i` of the unit: while it was written, and while layers below it computed its elements. */
-static void keep_losses(const tsr_work *work, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
+/* Adds what casts lost in write item `i` of the unit: while it was written, and while layers below it computed its elements. */
+static void keep_losses(const tsr_work *work, tsr_unit *unit, uint32_t i, const tsr_write_item *write_item)
 {
     tsr_checkpoint *checkpoint = work->job.checkpoint;
-    const bool listed = !blit->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), blit->entry);
-    const tsr_entry *entry = blit->entry;
-    tsr_cast_losses losses = blit->losses;
-    if (!blit->literal && !listed) entry = tsr_checkpoint_entry(checkpoint, entry->fqn); /* a shard stands for its tensor */
-    if (!blit->literal && entry) tsr_checkpoint_take_losses(checkpoint, entry, &losses);
+    const bool listed = !write_item->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), write_item->entry);
+    const tsr_entry *entry = write_item->entry;
+    tsr_cast_losses losses = write_item->losses;
+    if (!write_item->literal && !listed)
+        entry = tsr_checkpoint_entry(checkpoint, entry->fqn); /* a shard stands for its tensor */
+    if (!write_item->literal && entry) tsr_checkpoint_take_losses(checkpoint, entry, &losses);
     if (losses.zeros && !unit->losses.zeros) unit->first_zero = i;
     if (losses.overflows && !unit->losses.overflows) unit->first_overflow = i;
     tsr_cast_losses_add(&unit->losses, losses);
@@ -599,8 +600,8 @@ static tsr_status conclude_batch(running *r, const tsr_work_journal *journal, ts
         for (size_t u = r->taken[l].first; u < r->taken[l].end; u++, r->units_left--) {
             tsr_unit *unit = r->units[u];
             for (uint32_t i = 0; i < unit->count; i++, at++) {
-                unit->crcs[i] = r->batch.blits[at].crc;
-                keep_losses(r->work, unit, i, &r->batch.blits[at]);
+                unit->crcs[i] = r->batch.write_items[at].crc;
+                keep_losses(r->work, unit, i, &r->batch.write_items[at]);
             }
             unit->done = true;
             r->byte_done += unit->bytes;
@@ -649,7 +650,7 @@ static tsr_status next_stage(running *r, tsr_error *err)
 }
 
 /* Takes a few units from each lane; from the next lanes of the stage if these have none left, and from the next stage after that. Makes
- * their blits, with the output's numbers of files. taken_count is 0 after the last batch. */
+ * their write items, with the output's numbers of files. taken_count is 0 after the last batch. */
 static tsr_status next_batch(running *r, tsr_error *err)
 {
     for (;;) {
@@ -667,8 +668,9 @@ static tsr_status next_batch(running *r, tsr_error *err)
     const unit_lanes lanes = {
         .units = r->units, .unit_bytes = r->work->unit_bytes, .lanes = r->taken, .count = r->taken_count};
     TSR_TRY(renew(r, &r->batch_arena, err));
-    TSR_TRY(blits_of(&r->stage, &lanes, r->batch_arena, &r->batch, err));
-    for (size_t i = 0; i < r->batch.count; i++) r->batch.blits[i].file = r->work->numbers[r->batch.blits[i].file];
+    TSR_TRY(write_items_of(&r->stage, &lanes, r->batch_arena, &r->batch, err));
+    for (size_t i = 0; i < r->batch.count; i++)
+        r->batch.write_items[i].file = r->work->numbers[r->batch.write_items[i].file];
     return TSR_OK;
 }
 
@@ -707,19 +709,19 @@ tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr
     tsr_status status = open_run(&r, first, err);
     if (status == TSR_OK) status = next_batch(&r, err);
     while (status == TSR_OK && r.taken_count) {
-        const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
-                                    .output = work->output,
-                                    .ring = r.ring,
-                                    .ahead = work->ahead,
-                                    .blits = r.batch.blits,
-                                    .count = r.batch.count,
-                                    .lane_ends = r.batch.ends,
-                                    .lane_count = r.taken_count,
-                                    .crc = work->crc,
-                                    .progress = &r.progress,
-                                    .done = blit_done,
-                                    .ctx = &r};
-        status = tsr_blits_write(&blits, err);
+        const tsr_write_items_run write_items = {.checkpoint = work->job.checkpoint,
+                                                 .output = work->output,
+                                                 .ring = r.ring,
+                                                 .ahead = work->ahead,
+                                                 .write_items = r.batch.write_items,
+                                                 .count = r.batch.count,
+                                                 .lane_ends = r.batch.ends,
+                                                 .lane_count = r.taken_count,
+                                                 .crc = work->crc,
+                                                 .progress = &r.progress,
+                                                 .done = write_item_done,
+                                                 .ctx = &r};
+        status = tsr_write_items(&write_items, err);
         if (status == TSR_OK) status = conclude_batch(&r, journal, err);
         if (status == TSR_OK) status = next_batch(&r, err);
     }

@@ -16,8 +16,8 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 #include "work/work_parts.h"
-#include "write/blit.h"
 #include "write/dcp_write.h"
+#include "write/write_item.h"
 
 /* ---- copies ---- */
 
@@ -401,42 +401,42 @@ static tsr_status check_entry(const tsr_source_sums *sums, const tsr_entry *entr
     return TSR_OK;
 }
 
-/* Finds which bytes of which tensor a blit writes. *found is false if they are not a contiguous run. */
-static tsr_status find_bytes(const tsr_blit *blit, const tsr_entry **entry, run *out, uint64_t *all, bool *found,
+/* Finds which bytes of which tensor a write item writes. *found is false if they are not a contiguous run. */
+static tsr_status find_bytes(const tsr_write_item *write_item, const tsr_entry **entry, run *out, uint64_t *all, bool *found,
                              tsr_error *err)
 {
     tsr_packed packed;
-    *entry = blit->rows.entry ? blit->rows.entry : blit->entry;
+    *entry = write_item->rows.entry ? write_item->rows.entry : write_item->entry;
     TSR_TRY(tsr_gather_pack(*entry, &packed, err));
     const tsr_box whole = {packed.ndim, NULL, packed.shape},
-                  box = {packed.ndim, blit->offsets, blit->sizes ? blit->sizes : packed.shape};
-    *out = (run){.first = blit->rows.byte_first, .bytes = blit->byte_length};
-    *found = (blit->rows.entry || tsr_find_run(packed.dtype, whole, box, &out->first, &out->bytes)) &&
+                  box = {packed.ndim, write_item->offsets, write_item->sizes ? write_item->sizes : packed.shape};
+    *out = (run){.first = write_item->rows.byte_first, .bytes = write_item->byte_length};
+    *found = (write_item->rows.entry || tsr_find_run(packed.dtype, whole, box, &out->first, &out->bytes)) &&
              tsr_dtype_bytes(packed.dtype, packed.elements, all);
     return TSR_OK;
 }
 
-static tsr_status add_blit(tsr_source_sums *sums, const tsr_blit *blit, tsr_error *err)
+static tsr_status add_write_item(tsr_source_sums *sums, const tsr_write_item *write_item, tsr_error *err)
 {
     const tsr_entry *entry;
     run r;
     uint64_t all;
     bool found;
-    if (blit->literal || blit->dtype != blit->entry->dtype) return TSR_OK;
-    TSR_TRY(find_bytes(blit, &entry, &r, &all, &found, err));
+    if (write_item->literal || write_item->dtype != write_item->entry->dtype) return TSR_OK;
+    TSR_TRY(find_bytes(write_item, &entry, &r, &all, &found, err));
     if (!found) return TSR_OK;
     const bool listed = tsr_catalog_has(sums->catalog, entry);
     /* Or a whole storage, which is not listed. */
     sum own = {0}, *written = listed ? &sums->written[entry - sums->catalog->entries] : &own;
-    join(written, &r, blit->crc, all);
+    join(written, &r, write_item->crc, all);
     return own.complete ? check_entry(sums, entry, &own, err) : TSR_OK;
 }
 
-/* Adds blits that were written, with their CRCs. A tensor's pieces only count if they are added in the order of their
+/* Adds write items that were written, with their CRCs. A tensor's pieces only count if they are added in the order of their
  * rows. */
-static tsr_status source_sums_add(tsr_source_sums *sums, const tsr_blit *blits, size_t count, tsr_error *err)
+static tsr_status source_sums_add(tsr_source_sums *sums, const tsr_write_item *write_items, size_t count, tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) TSR_TRY(add_blit(sums, &blits[i], err));
+    for (size_t i = 0; i < count; i++) TSR_TRY(add_write_item(sums, &write_items[i], err));
     return TSR_OK;
 }
 
@@ -467,26 +467,28 @@ static tsr_status source_sums_check(const tsr_source_sums *sums, tsr_error *err)
 
 static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
 {
-    tsr_blit *blit = tsr_stage_blit(stage, unit->first);
+    tsr_write_item *write_item = tsr_stage_item(stage, unit->first);
     if (unit->is_tile) {
-        blit->crc = unit->tile ? tsr_crc32_join(blit->crc, unit->crcs[0], unit->bytes) : unit->crcs[0];
+        write_item->crc = unit->tile ? tsr_crc32_join(write_item->crc, unit->crcs[0], unit->bytes) : unit->crcs[0];
         return;
     }
-    for (uint32_t i = 0; i < unit->count; i++) tsr_stage_blit(stage, unit->first + i)->crc = unit->crcs[i];
+    for (uint32_t i = 0; i < unit->count; i++) tsr_stage_item(stage, unit->first + i)->crc = unit->crcs[i];
 }
 
-static tsr_status add_lost(tsr_work *work, tsr_lost_values *to, uint64_t count, const tsr_blit *blit, tsr_error *err)
+static tsr_status add_lost(tsr_work *work, tsr_lost_values *to, uint64_t count, const tsr_write_item *write_item,
+                           tsr_error *err)
 {
     if (count && !to->count)
-        *to = (tsr_lost_values){.fqn = tsr_arena_str(work->job.arena, blit->entry->fqn, err), .dtype = blit->dtype};
+        *to = (tsr_lost_values){.fqn = tsr_arena_str(work->job.arena, write_item->entry->fqn, err),
+                                .dtype = write_item->dtype};
     to->count += count;
     return !count || to->fqn.data ? TSR_OK : TSR_E_NOMEM;
 }
 
 static tsr_status add_losses(tsr_work *work, const tsr_stage *stage, const tsr_unit *unit, tsr_error *err)
 {
-    const tsr_blit *zero = tsr_stage_blit(stage, unit->first + unit->first_zero),
-                   *overflow = tsr_stage_blit(stage, unit->first + unit->first_overflow);
+    const tsr_write_item *zero = tsr_stage_item(stage, unit->first + unit->first_zero),
+                         *overflow = tsr_stage_item(stage, unit->first + unit->first_overflow);
     TSR_TRY(add_lost(work, &work->conversion.zeros, unit->losses.zeros, zero, err));
     return add_lost(work, &work->conversion.overflows, unit->losses.overflows, overflow, err);
 }
@@ -516,7 +518,7 @@ static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error
         if (!arena) return TSR_E_NOMEM;
         tsr_status status = tsr_work_stage(work, s, arena, &stage, err);
         if (status == TSR_OK) status = finish_stage(work, &stage, first, end, err);
-        if (status == TSR_OK && sums) status = source_sums_add(sums, stage.blits, stage.count, err);
+        if (status == TSR_OK && sums) status = source_sums_add(sums, stage.write_items, stage.count, err);
         tsr_arena_free(arena);
         if (status != TSR_OK) return status;
     }

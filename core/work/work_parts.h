@@ -6,25 +6,25 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/plan.h"
 #include "tessera/sys/work.h"
-#include "write/blit.h"
+#include "write/write_item.h"
 
-/* ---- Divides the blits of a stage into units of work. ---- */
+/* ---- Divides the write items of a stage into units of work. ---- */
 
-/* Either the whole blits [first, first + count) of the order, or one tile of a blit that is larger than a unit. */
+/* Either the whole write items [first, first + count) of the order, or one tile of a write item that is larger than a unit. */
 typedef struct tsr_unit {
     uint64_t bytes;
     uint64_t tile; /* index of the tile */
     uint32_t stage;
     uint32_t first; /* index in the stage's order */
     uint32_t count;
-    uint32_t file; /* file of the first blit, in the conversion's files; if units have no limit on their bytes, they have
-                    * only one file */
+    /* The file of the first write item, in the conversion's files; if units have no limit on their bytes, they have only one. */
+    uint32_t file;
     bool is_tile;
     bool done;
     uint32_t server; /* with a storage: the server that provides most of what the unit reads */
     uint64_t delay;  /* with a storage: the delay from slow servers and latencies, in bytes of the fastest server */
     uint32_t *crcs;  /* `count` of them, once done */
-    /* Once done: what casts lost, and the first blits of the unit, from 0, in which they did. */
+    /* Once done: what casts lost, and the first write items of the unit, from 0, in which they did. */
     tsr_cast_losses losses;
     uint32_t first_zero, first_overflow;
 } tsr_unit;
@@ -46,7 +46,7 @@ struct tsr_work {
     uint64_t unit_bytes;
     tsr_vec units; /* of tsr_unit, all stages in order */
     uint64_t weight;
-    bool crc; /* CRCs of blits are needed, either by the writer or to compare them with the source's */
+    bool crc; /* CRCs of write items are needed, either by the writer or to compare them with the source's */
     uint32_t *crcs;
     tsr_ahead *ahead; /* what is already known about the source's chunks, or NULL */
     tsr_output *output;
@@ -58,7 +58,7 @@ static inline tsr_unit *tsr_work_unit(const tsr_work *work, size_t i)
     return (tsr_unit *)work->units.items + i;
 }
 
-/* Lays out a stage in `arena`, and orders its blits. */
+/* Lays out a stage in `arena`, and orders its write items. */
 tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
 /* Divides all stages into units, and makes room for what is recorded of them. With a storage, also finds the servers that they read
  * from. */

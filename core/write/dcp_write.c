@@ -2,7 +2,7 @@
  *
  *   __0_0.distcp   [item: head | storage | tail][item: head | storage | tail]…      each item a torch.save archive
  *
- * First the sizes are computed, which follow from names, shapes and dtypes. Then blits write the storages, and each item's
+ * First the sizes are computed, which follow from names, shapes and dtypes. Then write items write the storages, and each item's
  * head and tail are written when the CRC of its storage is known. Heads and tails are built twice instead of being
  * stored. */
 #include <stdlib.h>
@@ -26,19 +26,19 @@ typedef struct item {
 } item;
 
 /* A storage to be written, and the item that it belongs to. */
-typedef struct write_item {
-    tsr_blit blit;
+typedef struct placed_item {
+    tsr_write_item write_item;
     size_t source, piece;
     uint32_t storage;
-} write_item;
+} placed_item;
 
 typedef struct writer {
     tsr_dcp_job job;
     const tsr_host *host;
-    item *items;         /* one per piece */
-    tsr_vec write_items; /* only while laying out */
-    write_item *sorted;  /* sorted by source, so that each tensor is located only once */
-    tsr_blit *blits;     /* those of `sorted` */
+    item *items;                 /* one per piece */
+    tsr_vec placed_items;        /* only while laying out */
+    placed_item *sorted;         /* sorted by source, so that each tensor is located only once */
+    tsr_write_item *write_items; /* those of `sorted` */
     size_t count;
     uint64_t room;    /* bytes that the objects' pickles may still take */
     uint32_t content; /* CRC over the CRCs and lengths of all items, which identifies the save */
@@ -79,17 +79,18 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
         tensor.sizes = sizes;
     }
     storage->dtype = source->dtype != source->entry->dtype ? source->dtype : packed.dtype;
-    TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
+    TSR_TRY(tsr_write_item_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
     const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL, w->job.unsummed};
     return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
 }
 
-static tsr_status add_write_item(writer *w, size_t piece, uint32_t storage, const tsr_blit *blit, tsr_error *err)
+static tsr_status add_placed_item(writer *w, size_t piece, uint32_t storage, const tsr_write_item *write_item,
+                                  tsr_error *err)
 {
-    write_item *own = tsr_vec_push(&w->write_items, err);
+    placed_item *own = tsr_vec_push(&w->placed_items, err);
     if (!own) return TSR_E_NOMEM;
-    *own = (write_item){*blit, w->job.pieces[piece].source, piece, storage};
-    w->job.byte_total += blit->byte_length;
+    *own = (placed_item){*write_item, w->job.pieces[piece].source, piece, storage};
+    w->job.byte_total += write_item->byte_length;
     return TSR_OK;
 }
 
@@ -104,14 +105,14 @@ static tsr_status lay_out_tensor(writer *w, size_t i, tsr_error *err)
     tsr_status status = tensor_archive(w, piece, passing, &archive, &storage, err);
     if (status == TSR_OK) {
         w->items[i].byte_length = archive.size;
-        const tsr_blit blit = {.entry = source->entry,
-                               .offsets = piece->offsets,
-                               .sizes = piece->sizes,
-                               .dtype = source->dtype,
-                               .file = piece->file,
-                               .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
-                               .byte_length = storage.byte_length};
-        status = add_write_item(w, i, 0, &blit, err);
+        const tsr_write_item write_item = {.entry = source->entry,
+                                           .offsets = piece->offsets,
+                                           .sizes = piece->sizes,
+                                           .dtype = source->dtype,
+                                           .file = piece->file,
+                                           .byte_offset = w->items[i].byte_offset + tsr_torch_storage_at(&archive, 0),
+                                           .byte_length = storage.byte_length};
+        status = add_placed_item(w, i, 0, &write_item, err);
     }
     tsr_arena_free(passing);
     return status;
@@ -135,10 +136,10 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
     w->items[i].plan = plan;
     w->items[i].byte_length = plan->archive.size;
     for (uint32_t s = 0; s < plan->storage_count; s++) {
-        tsr_blit blit = plan->blits[s];
-        blit.file = piece->file;
-        blit.byte_offset += w->items[i].byte_offset;
-        TSR_TRY(add_write_item(w, i, s, &blit, err));
+        tsr_write_item write_item = plan->write_items[s];
+        write_item.file = piece->file;
+        write_item.byte_offset += w->items[i].byte_offset;
+        TSR_TRY(add_placed_item(w, i, s, &write_item, err));
     }
     return TSR_OK;
 }
@@ -195,7 +196,7 @@ static tsr_status finish_tensor(const tsr_stage *stage, size_t i, const tsr_sink
     if (!passing) return TSR_E_NOMEM;
     tsr_status status = tensor_archive(w, &w->job.pieces[piece], passing, &archive, &storage, err);
     if (status == TSR_OK) {
-        archive.members[archive.first_storage].crc32 = w->blits[i].crc;
+        archive.members[archive.first_storage].crc32 = w->write_items[i].crc;
         status = write_piece(w, &archive, 0, piece, sink, err);
     }
     if (status == TSR_OK) status = write_piece(w, &archive, 1, piece, sink, err);
@@ -212,10 +213,10 @@ static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, t
         if (plan) w->content = tsr_crc32(NULL, w->content, plan->archive.pickle.data, plan->archive.pickle.size);
     }
     for (size_t i = 0; i < w->count; i++) {
-        const write_item *e = &w->sorted[i];
+        const placed_item *e = &w->sorted[i];
         tsr_torch_plan *plan = w->items[e->piece].plan;
-        w->content = note(note(w->content, w->blits[i].crc), w->blits[i].byte_length);
-        if (plan) plan->archive.members[plan->archive.first_storage + e->storage].crc32 = w->blits[i].crc;
+        w->content = note(note(w->content, w->write_items[i].crc), w->write_items[i].byte_length);
+        if (plan) plan->archive.members[plan->archive.first_storage + e->storage].crc32 = w->write_items[i].crc;
     }
     for (size_t i = 0; i < w->job.piece_count; i++) {
         tsr_torch_plan *plan = w->items[i].plan;
@@ -226,7 +227,7 @@ static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, t
 
 static int by_entry(const void *a, const void *b)
 {
-    const write_item *x = a, *y = b;
+    const placed_item *x = a, *y = b;
     const uint64_t keys[][2] = {{x->source, y->source}, {x->piece, y->piece}, {x->storage, y->storage}};
     for (size_t i = 0; i < 3; i++) {
         if (keys[i][0] != keys[i][1]) return keys[i][0] < keys[i][1] ? -1 : 1;
@@ -234,15 +235,15 @@ static int by_entry(const void *a, const void *b)
     return 0;
 }
 
-static tsr_status order_blits(writer *w, tsr_error *err)
+static tsr_status order_write_items(writer *w, tsr_error *err)
 {
-    w->count = w->write_items.count;
+    w->count = w->placed_items.count;
     w->sorted = tsr_arena_array(w->job.arena, w->count, sizeof *w->sorted, err);
-    w->blits = tsr_arena_array(w->job.arena, w->count, sizeof *w->blits, err);
-    if (!w->sorted || !w->blits) return TSR_E_NOMEM;
-    if (w->count) memcpy(w->sorted, w->write_items.items, w->count * sizeof *w->sorted);
+    w->write_items = tsr_arena_array(w->job.arena, w->count, sizeof *w->write_items, err);
+    if (!w->sorted || !w->write_items) return TSR_E_NOMEM;
+    if (w->count) memcpy(w->sorted, w->placed_items.items, w->count * sizeof *w->sorted);
     if (w->count) qsort(w->sorted, w->count, sizeof *w->sorted, by_entry);
-    for (size_t i = 0; i < w->count; i++) w->blits[i] = w->sorted[i].blit;
+    for (size_t i = 0; i < w->count; i++) w->write_items[i] = w->sorted[i].write_item;
     return TSR_OK;
 }
 
@@ -373,7 +374,8 @@ static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_sta
 {
     writer *w = ctx;
     (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = w->blits, .count = w->count, .behind = finish_tensor, .rest = finish_objects, .ctx = w};
+    *out = (tsr_stage){
+        .write_items = w->write_items, .count = w->count, .behind = finish_tensor, .rest = finish_objects, .ctx = w};
     return TSR_OK;
 }
 
@@ -388,11 +390,11 @@ tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err)
     *w = (writer){.job = *job,
                   .host = host,
                   .items = items,
-                  .write_items = tsr_vec_of(host->allocator, sizeof(write_item)),
+                  .placed_items = tsr_vec_of(host->allocator, sizeof(placed_item)),
                   .room = tsr_torch_plan_room(job->checkpoint)};
     tsr_status status = lay_out(w, err);
-    if (status == TSR_OK) status = order_blits(w, err);
-    tsr_vec_free(&w->write_items);
+    if (status == TSR_OK) status = order_write_items(w, err);
+    tsr_vec_free(&w->placed_items);
     job->byte_total = w->job.byte_total;
     *out = (tsr_writer){.stage_count = 1, .crc = !w->job.unsummed, .stage = stage_of, .finish = write_metadata, .ctx = w};
     return status;

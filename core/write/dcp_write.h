@@ -6,7 +6,7 @@
 #include "tessera/host.h"
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/json.h"
-#include "write/blit.h"
+#include "write/write_item.h"
 
 /* An entry of the new checkpoint. */
 typedef struct tsr_dcp_output_entry {

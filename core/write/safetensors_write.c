@@ -1,4 +1,4 @@
-/* Writes safetensors files: the headers with formats/safetensors_header, and the tensors with blits in the order in which
+/* Writes safetensors files: the headers with formats/safetensors_header, and the tensors with write items in the order in which
  * they are stored. */
 #include "write/safetensors_write.h"
 
@@ -30,7 +30,7 @@ static tsr_status lay_out_file(const tsr_safetensors_layout *layout, uint32_t f,
 {
     tsr_safetensors_file *file = &layout->files[f];
     const tsr_safetensors_output *pieces = layout->pieces + *at;
-    tsr_blit *blits = layout->blits + *at;
+    tsr_write_item *write_items = layout->write_items + *at;
     size_t count = 0;
     while (*at + count < layout->piece_count && pieces[count].file == f) count++;
     tsr_safetensors_item *items = tsr_arena_array(arena, count, sizeof *items, err);
@@ -41,13 +41,13 @@ static tsr_status lay_out_file(const tsr_safetensors_layout *layout, uint32_t f,
     TSR_TRY(tsr_safetensors_plan_file(&file->plan, host->allocator, err));
     for (size_t i = 0; i < count; i++) {
         const tsr_safetensors_output *p = &pieces[items[i].tag];
-        blits[i] = (tsr_blit){.entry = p->entry,
-                              .offsets = p->offsets,
-                              .sizes = p->sizes,
-                              .dtype = p->dtype,
-                              .file = p->file,
-                              .byte_offset = file->plan.header_size + items[i].begin};
-        TSR_TRY(tsr_blit_measure(p->entry, p->sizes, p->dtype, &blits[i].byte_length, err));
+        write_items[i] = (tsr_write_item){.entry = p->entry,
+                                          .offsets = p->offsets,
+                                          .sizes = p->sizes,
+                                          .dtype = p->dtype,
+                                          .file = p->file,
+                                          .byte_offset = file->plan.header_size + items[i].begin};
+        TSR_TRY(tsr_write_item_measure(p->entry, p->sizes, p->dtype, &write_items[i].byte_length, err));
     }
     file->size = file->plan.header_size + file->plan.data_size;
     *at += count;
@@ -58,8 +58,8 @@ tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_hos
 {
     size_t at = 0;
     layout->host = host;
-    layout->blits = tsr_arena_array(arena, layout->piece_count, sizeof *layout->blits, err);
-    if (!layout->blits) return TSR_E_NOMEM;
+    layout->write_items = tsr_arena_array(arena, layout->piece_count, sizeof *layout->write_items, err);
+    if (!layout->write_items) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < layout->file_count; f++) TSR_TRY(lay_out_file(layout, f, &at, host, arena, err));
     return TSR_OK;
 }
@@ -102,11 +102,11 @@ static tsr_status write_header(void *ctx, const char *data, size_t size, tsr_err
 
 /* ---- checksums ---- */
 
-/* The CRCs of the data sections are those of the blits, joined in the order in which they are stored. */
+/* The CRCs of the data sections are those of the write items, joined in the order in which they are stored. */
 
 static int by_place(const void *a, const void *b)
 {
-    const tsr_blit *x = *(const tsr_blit *const *)a, *y = *(const tsr_blit *const *)b;
+    const tsr_write_item *x = *(const tsr_write_item *const *)a, *y = *(const tsr_write_item *const *)b;
     if (x->file != y->file) return x->file < y->file ? -1 : 1;
     return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset);
 }
@@ -134,31 +134,31 @@ static tsr_status sum_file(const tsr_safetensors_file *file, const tsr_host *hos
     return TSR_OK;
 }
 
-static tsr_status write_sorted(const tsr_safetensors_layout *layout, const tsr_blit *const *blits, const tsr_sink *sink,
-                               tsr_error *err)
+static tsr_status write_sorted(const tsr_safetensors_layout *layout, const tsr_write_item *const *write_items,
+                               const tsr_sink *sink, tsr_error *err)
 {
     for (uint32_t f = 0, b = 0; f < layout->file_count; f++) {
         const tsr_safetensors_file *file = &layout->files[f];
         header_sink header = {sink, f, 0};
         uint32_t data = 0, crc = 0;
-        for (; blits && b < layout->piece_count && blits[b]->file == f; b++)
-            data = tsr_crc32_join(data, blits[b]->crc, blits[b]->byte_length);
-        if (blits) TSR_TRY(sum_file(file, layout->host, data, &crc, err));
+        for (; write_items && b < layout->piece_count && write_items[b]->file == f; b++)
+            data = tsr_crc32_join(data, write_items[b]->crc, write_items[b]->byte_length);
+        if (write_items) TSR_TRY(sum_file(file, layout->host, data, &crc, err));
         TSR_TRY(tsr_safetensors_write_header(&file->plan, crc, write_header, &header, err));
     }
     return TSR_OK;
 }
 
-/* The blits, whose CRCs are known unless the layout is unsummed, may be in another order. */
+/* The write items, whose CRCs are known unless the layout is unsummed, may be in another order. */
 static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
     const tsr_safetensors_layout *layout = stage->ctx;
     const tsr_allocator *allocator = layout->host->allocator;
     if (layout->unsummed) return write_sorted(layout, NULL, sink, err);
     const size_t count = layout->piece_count;
-    const tsr_blit **sorted = tsr_alloc(allocator, count, sizeof *sorted, err);
+    const tsr_write_item **sorted = tsr_alloc(allocator, count, sizeof *sorted, err);
     if (!sorted) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) sorted[i] = &layout->blits[i];
+    for (size_t i = 0; i < count; i++) sorted[i] = &layout->write_items[i];
     if (count) qsort(sorted, count, sizeof *sorted, by_place);
     const tsr_status status = write_sorted(layout, sorted, sink, err);
     tsr_free(allocator, sorted, count, sizeof *sorted);
@@ -169,6 +169,6 @@ tsr_status tsr_safetensors_stage(void *ctx, uint32_t number, tsr_arena *arena, t
 {
     const tsr_safetensors_layout *layout = ctx;
     (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = layout->blits, .count = layout->piece_count, .rest = write_headers, .ctx = ctx};
+    *out = (tsr_stage){.write_items = layout->write_items, .count = layout->piece_count, .rest = write_headers, .ctx = ctx};
     return TSR_OK;
 }

@@ -4,7 +4,7 @@
 
 #include "formats/common/metadata.h"
 #include "formats/safetensors/safetensors.h"
-#include "write/blit.h"
+#include "write/write_item.h"
 
 /* A box of a tensor that is written to a file under a name. */
 typedef struct tsr_safetensors_output {
@@ -30,8 +30,9 @@ typedef struct tsr_safetensors_layout {
     size_t piece_count;
     tsr_safetensors_file *files;
     uint32_t file_count;
-    tsr_blit *blits; /* out: one per piece in the order in which they are stored; blits[i].file is an index into `files` */
-    bool unsummed;   /* do not state the files' checksums */
+    /* Out: one per piece in the order in which they are stored; write_items[i].file is an index into `files`. */
+    tsr_write_item *write_items;
+    bool unsummed;        /* do not state the files' checksums */
     const tsr_host *host; /* out */
 } tsr_safetensors_layout;
 
@@ -39,9 +40,9 @@ typedef struct tsr_safetensors_layout {
  * which replace those with the same key. Allocates in `arena`. */
 tsr_status tsr_safetensors_carry(tsr_text_pairs source, tsr_text_pairs more, tsr_arena *arena, tsr_safetensors_file *file,
                                  tsr_error *err);
-/* Plans the files and makes the blits. Allocates in `arena`. */
+/* Plans the files and makes the write items. Allocates in `arena`. */
 tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err);
-/* A writer's `stage`, if its ctx is a layout: the blits, and the headers of the files, which are everything else. */
+/* A writer's `stage`, if its ctx is a layout: the write items, and the headers of the files, which are everything else. */
 tsr_status tsr_safetensors_stage(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
 
 #endif

@@ -252,12 +252,12 @@ static tsr_status add_storage(tsr_torch_plan *plan, const placed *first, size_t 
     const tsr_entry *entry = count > 1 ? stand_in(plan, first, end, err) : first->readable;
     if (!entry) return TSR_E_NOMEM;
     tsr_dtype dtype = first->source->dtype == first->source->entry->dtype ? first->dtype : first->source->dtype;
-    tsr_blit *blit = &plan->blits[number];
-    *blit = (tsr_blit){.entry = entry, .dtype = dtype};
-    if (count == 1) blit->rows = first->source->rows;
-    if (first->source->entry == plan->literal_entry) blit->literal = plan->literal;
-    TSR_TRY(tsr_blit_measure(entry, NULL, dtype, &blit->byte_length, err));
-    plan->storages[number] = (tsr_torch_new_storage){dtype, blit->byte_length};
+    tsr_write_item *write_item = &plan->write_items[number];
+    *write_item = (tsr_write_item){.entry = entry, .dtype = dtype};
+    if (count == 1) write_item->rows = first->source->rows;
+    if (first->source->entry == plan->literal_entry) write_item->literal = plan->literal;
+    TSR_TRY(tsr_write_item_measure(entry, NULL, dtype, &write_item->byte_length, err));
+    plan->storages[number] = (tsr_torch_new_storage){dtype, write_item->byte_length};
     for (size_t i = 0; i < count; i++) {
         describe(&first[i], &tensors[i], number);
         if (count == 1) continue;
@@ -317,8 +317,8 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
     placed *list = tsr_arena_array(plan->arena, count, sizeof *list, err);
     plan->tensors = tsr_arena_array(plan->arena, count, sizeof *plan->tensors, err);
     plan->storages = tsr_arena_array(plan->arena, count, sizeof *plan->storages, err);
-    plan->blits = tsr_arena_array(plan->arena, count, sizeof *plan->blits, err);
-    if (!list || !plan->tensors || !plan->storages || !plan->blits) return TSR_E_NOMEM;
+    plan->write_items = tsr_arena_array(plan->arena, count, sizeof *plan->write_items, err);
+    if (!list || !plan->tensors || !plan->storages || !plan->write_items) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) TSR_TRY(place(plan, &plan->sources[i], &list[i], err));
     qsort(list, count, sizeof *list, by_storage);
     TSR_TRY(add_storages(plan, list, err));
@@ -327,7 +327,8 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
                                  plan->storages, plan->storage_count, plan->room ? plan->room : &room,
                                  plan->unsummed};
     TSR_TRY(tsr_torch_archive_plan(&tree, tsr_checkpoint_host(plan->checkpoint), plan->arena, &plan->archive, err));
-    for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].byte_offset = tsr_torch_storage_at(&plan->archive, i);
+    for (uint32_t i = 0; i < plan->storage_count; i++)
+        plan->write_items[i].byte_offset = tsr_torch_storage_at(&plan->archive, i);
     return TSR_OK;
 }
 
@@ -335,7 +336,7 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const ts
 {
     uint64_t at;
     tsr_vec piece = tsr_vec_of(tsr_checkpoint_host(plan->checkpoint)->allocator, 1);
-    if (i) plan->archive.members[plan->archive.first_storage + i - 1].crc32 = plan->blits[i - 1].crc;
+    if (i) plan->archive.members[plan->archive.first_storage + i - 1].crc32 = plan->write_items[i - 1].crc;
     tsr_status status = tsr_torch_archive_piece(&plan->archive, i, &piece, &at, err);
     if (status == TSR_OK) status = tsr_sink_write(sink, plan->file, at, piece.items, piece.count, err);
     tsr_vec_free(&piece);
@@ -353,7 +354,7 @@ static tsr_status write_rest(const tsr_stage *stage, const tsr_sink *sink, tsr_e
 {
     tsr_torch_plan *plan = stage->ctx;
     for (uint32_t i = 0; i < plan->storage_count; i++)
-        plan->archive.members[plan->archive.first_storage + i].crc32 = plan->blits[i].crc;
+        plan->archive.members[plan->archive.first_storage + i].crc32 = plan->write_items[i].crc;
     TSR_TRY(tsr_torch_plan_write_piece(plan, 0, sink, err));
     return plan->storage_count ? tsr_torch_plan_write_piece(plan, plan->storage_count, sink, err) : TSR_OK;
 }
@@ -361,9 +362,12 @@ static tsr_status write_rest(const tsr_stage *stage, const tsr_sink *sink, tsr_e
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file)
 {
     plan->file = file;
-    for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].file = file;
-    return (tsr_stage){
-        .blits = plan->blits, .count = plan->storage_count, .behind = write_behind, .rest = write_rest, .ctx = plan};
+    for (uint32_t i = 0; i < plan->storage_count; i++) plan->write_items[i].file = file;
+    return (tsr_stage){.write_items = plan->write_items,
+                       .count = plan->storage_count,
+                       .behind = write_behind,
+                       .rest = write_rest,
+                       .ctx = plan};
 }
 
 typedef struct torch_file {
@@ -371,7 +375,7 @@ typedef struct torch_file {
     tsr_sink sink;
 } torch_file;
 
-static tsr_status blit_done(void *ctx, size_t index, tsr_error *err)
+static tsr_status write_item_done(void *ctx, size_t index, tsr_error *err)
 {
     const torch_file *f = ctx;
     return f->stage.behind(&f->stage, index, &f->sink, err);
@@ -383,16 +387,16 @@ static tsr_status torch_plan_write(tsr_torch_plan *plan, tsr_tree_file *file, ts
     tsr_output *output = file->output;
     TSR_TRY(output->create(output, file->name, plan->archive.size, &file->number, err));
     torch_file f = {tsr_torch_plan_stage(plan, file->number), {output, NULL}};
-    const tsr_blit_run run = {.checkpoint = plan->checkpoint,
-                              .output = output,
-                              .ring = file->ring,
-                              .blits = plan->blits,
-                              .count = plan->storage_count,
-                              .crc = !plan->archive.unsummed,
-                              .progress = file->progress,
-                              .done = blit_done,
-                              .ctx = &f};
-    TSR_TRY(tsr_blits_write(&run, err));
+    const tsr_write_items_run run = {.checkpoint = plan->checkpoint,
+                                     .output = output,
+                                     .ring = file->ring,
+                                     .write_items = plan->write_items,
+                                     .count = plan->storage_count,
+                                     .crc = !plan->archive.unsummed,
+                                     .progress = file->progress,
+                                     .done = write_item_done,
+                                     .ctx = &f};
+    TSR_TRY(tsr_write_items(&run, err));
     TSR_TRY(f.stage.rest(&f.stage, &f.sink, err));
     file->bytes = plan->archive.size;
     return TSR_OK;
@@ -620,14 +624,14 @@ static tsr_status read_bytes(const store_elements *e, uint64_t byte_at, size_t s
 
 static tsr_status read_storage(const tree_file *file, uint32_t i, uint64_t byte_at, size_t size, void *out, tsr_error *err)
 {
-    const tsr_blit *blit = &file->plan.blits[i];
+    const tsr_write_item *write_item = &file->plan.write_items[i];
     tsr_packed packed;
-    store_elements e = {.checkpoint = file->plan.checkpoint, .entry = blit->entry};
-    if (blit->literal) {
-        memcpy(out, blit->literal + byte_at, size);
+    store_elements e = {.checkpoint = file->plan.checkpoint, .entry = write_item->entry};
+    if (write_item->literal) {
+        memcpy(out, write_item->literal + byte_at, size);
         return TSR_OK;
     }
-    TSR_TRY(tsr_gather_pack(blit->entry, &packed, err));
+    TSR_TRY(tsr_gather_pack(write_item->entry, &packed, err));
     e.itemsize = tsr_dtype_size(packed.dtype);
     return read_bytes(&e, byte_at, size, out, err);
 }
@@ -640,8 +644,8 @@ static uint32_t storage_near(const tree_file *file, uint64_t byte_at)
     uint32_t low = 0, high = file->plan.storage_count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        const tsr_blit *blit = &file->plan.blits[middle];
-        if (blit->byte_offset + blit->byte_length <= byte_at) low = middle + 1;
+        const tsr_write_item *write_item = &file->plan.write_items[middle];
+        if (write_item->byte_offset + write_item->byte_length <= byte_at) low = middle + 1;
         else high = middle;
     }
     return low;
@@ -652,9 +656,9 @@ static tsr_status read_at(tsr_store *store, uint32_t number, uint64_t offset, vo
     const tree_file *file = ((tree_store *)store)->sorted[number];
     for (char *out = buffer; size;) {
         const uint32_t i = storage_near(file, offset);
-        const bool inside = i < file->plan.storage_count && file->plan.blits[i].byte_offset <= offset;
-        const uint64_t begin = inside ? file->plan.blits[i].byte_offset : file->pieces[i].byte_at;
-        const uint64_t length = inside ? file->plan.blits[i].byte_length : file->pieces[i].size;
+        const bool inside = i < file->plan.storage_count && file->plan.write_items[i].byte_offset <= offset;
+        const uint64_t begin = inside ? file->plan.write_items[i].byte_offset : file->pieces[i].byte_at;
+        const uint64_t length = inside ? file->plan.write_items[i].byte_length : file->pieces[i].size;
         TSR_FAIL_AT(offset < begin || offset - begin >= length, err, TSR_E_IO, offset, "%.*s ends there",
                     TSR_STR_ARG(file->name));
         const size_t part = length - (offset - begin) < size ? (size_t)(length - (offset - begin)) : size;

@@ -9,7 +9,7 @@
 #include "tessera/mesh.h"
 #include "tessera/sys/write_tree.h"
 #include "tessera/value.h"
-#include "write/blit.h"
+#include "write/write_item.h"
 
 /* A tensor that is in the tree. */
 typedef struct tsr_torch_tensor {
@@ -30,7 +30,7 @@ typedef struct tsr_torch_plan {
     size_t source_count;
     tsr_torch_new_tensor *tensors;
     tsr_torch_new_storage *storages;
-    tsr_blit *blits; /* one per storage; byte_offset is relative to the archive's first byte */
+    tsr_write_item *write_items; /* one per storage; byte_offset is relative to the archive's first byte */
     uint32_t storage_count;
     tsr_torch_archive archive;
     bool unsummed;  /* the archive states no checksums; set by the caller before it is laid out */
@@ -49,11 +49,11 @@ uint64_t tsr_torch_plan_room(const tsr_checkpoint *checkpoint);
  * share one again, with their strides; every other tensor gets its own contiguous storage. */
 tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err);
 
-/* Writes piece `i` of the archive (tsr_torch_archive_piece) into its file (tsr_torch_plan_stage). The CRCs of the blits before it must
+/* Writes piece `i` of the archive (tsr_torch_archive_piece) into its file (tsr_torch_plan_stage). The CRCs of the write items before it must
  * be known. */
 tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const tsr_sink *sink, tsr_error *err);
 
-/* Makes a laid-out plan a stage with one file, and sets `file` of its blits. */
+/* Makes a laid-out plan a stage with one file, and sets `file` of its write items. */
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file);
 
 /* ---- Builds DTensors and ShardedTensors as value trees, for torch.save archives of single ranks. ---- */

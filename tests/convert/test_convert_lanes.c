@@ -1,4 +1,4 @@
-/* The order of blits and the lanes made from it: lanes that are processed at the same time share no files. */
+/* The order of write items and the lanes made from it: lanes that are processed at the same time share no files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ typedef struct listed {
     bool columns[TENSORS];
     uint64_t shape[2];
     uint64_t boxes[MOST][4];
-    tsr_blit blits[MOST];
+    tsr_write_item write_items[MOST];
     size_t count;
     uint32_t files;
     tsr_catalog catalog;
@@ -45,7 +45,7 @@ static void add_tensor(listed *l, unsigned t, uint64_t *seed)
         box[1 - cut] = 0;
         box[2 + cut] = 1;
         box[3 - cut] = FILES;
-        l->blits[l->count++] = (tsr_blit){
+        l->write_items[l->count++] = (tsr_write_item){
             .entry = &l->entries[t], .offsets = box, .sizes = box + 2, .dtype = TSR_UINT8, .file = f, .byte_length = FILES};
     }
 }
@@ -56,8 +56,8 @@ static void start(listed *l, uint64_t seed)
     l->files = 1 + (uint32_t)next(&seed, FILES);
     l->catalog.compressed = seed % 16 == 0;
     for (unsigned t = 0; t < TENSORS; t++) add_tensor(l, t, &seed);
-    l->stage = (tsr_stage){.blits = l->blits, .count = l->count};
-    assert_int_equal(tsr_blits_order(&l->catalog, l->blits, l->count, l->arena, &l->stage.order, NULL), TSR_OK);
+    l->stage = (tsr_stage){.write_items = l->write_items, .count = l->count};
+    assert_int_equal(tsr_order_write_items(&l->catalog, l->write_items, l->count, l->arena, &l->stage.order, NULL), TSR_OK);
 }
 
 static void test_convert_lanes__rows_go_by_groups_of_files_and_the_rest_tensor_by_tensor(void **state)
@@ -66,20 +66,20 @@ static void test_convert_lanes__rows_go_by_groups_of_files_and_the_rest_tensor_b
     static listed l;
     for (uint64_t seed = 0; seed < 300; seed++) {
         start(&l, seed);
-        const tsr_blit_order *order = &l.stage.order;
+        const tsr_write_order *order = &l.stage.order;
         bool seen[MOST] = {false};
         for (size_t i = 0; i < l.count; i++) {
             const uint32_t number = order->numbers[i];
-            const tsr_blit *blit = &l.blits[number], *before = i ? tsr_stage_blit(&l.stage, i - 1) : NULL;
+            const tsr_write_item *write_item = &l.write_items[number], *before = i ? tsr_stage_item(&l.stage, i - 1) : NULL;
             assert_false(seen[number]);
             seen[number] = true;
-            assert_int_equal(i < order->grouped, l.catalog.compressed || l.columns[blit->entry - l.entries]);
+            assert_int_equal(i < order->grouped, l.catalog.compressed || l.columns[write_item->entry - l.entries]);
             if (i == 0 || i == order->grouped) continue;
-            const uint32_t group = blit->file / order->group_files, last = before->file / order->group_files;
+            const uint32_t group = write_item->file / order->group_files, last = before->file / order->group_files;
             if (i > order->grouped && group != last) {
                 assert_true(group > last);
             } else {
-                assert_true(blit > before); /* in the writer's order, so that each tensor is located once */
+                assert_true(write_item > before); /* in the writer's order, so that each tensor is located once */
             }
         }
         tsr_arena_free(l.arena);
@@ -96,12 +96,12 @@ static void test_convert_lanes__views_that_are_no_rows_stay_together(void **stat
     for (size_t i = 0; i < 3; i++) {
         start(&l, 1);
         const tsr_chunk chunk = {.view = views[i]};
-        tsr_blit_order order;
+        tsr_write_order order;
         for (unsigned t = 0; t < TENSORS; t++) {
             l.entries[t].chunks = &chunk;
             l.entries[t].chunk_count = 1;
         }
-        assert_int_equal(tsr_blits_order(&l.catalog, l.blits, l.count, l.arena, &order, NULL), TSR_OK);
+        assert_int_equal(tsr_order_write_items(&l.catalog, l.write_items, l.count, l.arena, &order, NULL), TSR_OK);
         assert_int_equal(order.grouped, i < 2 ? l.count : l.stage.order.grouped);
         tsr_arena_free(l.arena);
     }
@@ -109,7 +109,7 @@ static void test_convert_lanes__views_that_are_no_rows_stay_together(void **stat
 
 static uint32_t group_of(const listed *l, const tsr_unit *unit)
 {
-    return tsr_stage_blit(&l->stage, unit->first)->file / l->stage.order.group_files;
+    return tsr_stage_item(&l->stage, unit->first)->file / l->stage.order.group_files;
 }
 
 static void test_convert_lanes__no_two_share_a_group_of_files(void **state)
@@ -151,12 +151,12 @@ static void test_convert_lanes__files_of_one_size_get_a_lane_each_or_even_shares
     tsr_unit units[12] = {{0}}, *list[12];
     tsr_lane lanes[12];
     for (uint32_t f = 0; f < 12; f++) {
-        l.blits[f] = (tsr_blit){.literal = (const uint8_t *)"", .file = f};
+        l.write_items[f] = (tsr_write_item){.literal = (const uint8_t *)"", .file = f};
         units[f] = (tsr_unit){.bytes = 1000, .first = f, .count = 1};
         list[f] = &units[f];
     }
-    l.stage = (tsr_stage){.blits = l.blits, .count = 12};
-    assert_int_equal(tsr_blits_order(&l.catalog, l.blits, 12, l.arena, &l.stage.order, NULL), TSR_OK);
+    l.stage = (tsr_stage){.write_items = l.write_items, .count = 12};
+    assert_int_equal(tsr_order_write_items(&l.catalog, l.write_items, 12, l.arena, &l.stage.order, NULL), TSR_OK);
     for (size_t most = 1; most <= 12; most++) {
         const size_t count = tsr_lanes_cut(&l.stage, list, 0, 12, most, lanes);
         assert_int_equal(count, most);

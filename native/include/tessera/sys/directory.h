@@ -118,10 +118,10 @@ typedef struct tsr_directory_output_options {
     const char *tag;
     tsr_begun begun; /* with a tag */
     tsr_unfinished unfinished;
-    bool
-        sums; /* with a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_directory_output_verify */
-    uint32_t
-        generation; /* becomes that of the output; to replace a directory whose files are named by it, tsr_directory_next_generation */
+    /* With a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_directory_output_verify. */
+    bool sums;
+    /* Becomes that of the output; to replace a directory whose files are named by it, tsr_directory_next_generation. */
+    uint32_t generation;
     /* Blocks of zeros become holes, and no space is reserved: for sources with holes. A full disk is then noticed only when
      * it is full. */
     bool holes;
