@@ -65,7 +65,9 @@ async function testPhone(page) {
     check(cell.y + cell.height <= row.y + row.height + 1 && cell.width > 20, `it is at ${JSON.stringify(cell)} of ${JSON.stringify(row)}`);
     const measure = page.locator(".window .row:not(.group) .measure", { hasText: /\d/ }).first(), label = (number) => number.evaluate((e) => getComputedStyle(e, "::before").content);
     await measure.waitFor();
-    check(await label(delta) === '"max "' && await label(measure) === '"relative "', `nothing says what the numbers are: ${await label(delta)}, ${await label(measure)}`);
+    check(await label(delta) === '"max "' && await label(measure) === '"rel. "', `nothing says what the numbers are: ${await label(delta)}, ${await label(measure)}`);
+    const cut = await page.locator(".window .row:not(.group) :is(.change, .delta, .measure)").evaluateAll((cells) => cells.filter((c) => c.scrollWidth > c.clientWidth).map((c) => c.textContent));
+    check(cut.length === 0, `cut off: ${cut.join(", ")}`);
   });
 }
 
