@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/line.h"
+#include "convert/convert_to.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
@@ -26,6 +27,7 @@ void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_count
         c.tensors += row->written && tensor;
         c.objects += row->written && !tensor;
         c.left_out += !row->written;
+        c.set_aside += row->left_out == tsr_put_aside;
         c.cast += row->cast;
         c.kept += row->kept;
         c.copied += row->copied;

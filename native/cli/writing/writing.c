@@ -200,7 +200,8 @@ static void report_text(const cli_writing *w)
     put_contents(w, &t);
     if (t.cast) fprintf(stderr, ", %s cast", cli_number(t.cast).text);
     if (t.kept) fprintf(stderr, ", %s of optimizer state not cast", cli_plural(t.kept, "scalar").text);
-    if (t.left_out) fprintf(stderr, ", %s left out", cli_number(t.left_out).text);
+    if (t.set_aside) fprintf(stderr, ", %s in the sidecar", cli_plural(t.set_aside, "object").text);
+    if (t.left_out > t.set_aside) fprintf(stderr, ", %s left out", cli_number(t.left_out - t.set_aside).text);
     if (t.replicated) fprintf(stderr, ", %s replicated (too few dims)", cli_number(t.replicated).text);
     if (!w->options->dry_run && w->seconds > 0) {
         fprintf(stderr, "; %.2f s, %s/s", w->seconds,

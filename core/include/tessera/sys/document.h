@@ -354,6 +354,7 @@ void tsr_target_texts_write(tsr_json *json, const tsr_target_texts *texts, const
 typedef struct tsr_conversion_counts {
     uint64_t tensors, objects; /* written */
     uint64_t left_out, cast, copied, replicated;
+    uint64_t set_aside;        /* of those left out: objects that the sidecar has */
     uint64_t kept;             /* scalars of optimizer state, which were not cast */
     uint64_t not_weights_only; /* objects that torch.load(weights_only=True) will refuse */
 } tsr_conversion_counts;
