@@ -85,6 +85,12 @@ static bool needs_full_pickle(const tsr_converted *row)
     return row->written && row->entry->kind != TSR_ENTRY_TENSOR && !row->weights_only;
 }
 
+/* Whether an object has lists or dicts inside whose class is not written. */
+static bool loses_classes(const tsr_converted *row)
+{
+    return row->written && row->entry->value && row->entry->value->loses_class;
+}
+
 static tsr_status add_finding(const tsr_finding *f, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     const tsr_str text = tsr_arena_format(arena, err, "%.*s%s%.*s (%s)", TSR_STR_ARG(f->file), f->file.size ? ": " : "",
@@ -292,8 +298,15 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
     }
     TSR_TRY(add_lost(&conversion->zeros, "became zero in the cast to", arena, warnings, err));
     TSR_TRY(add_lost(&conversion->overflows, overflow_of(conversion->overflows.dtype), arena, warnings, err));
+    tsr_str names = is_safetensors ? TSR_STR("") : name_some(conversion, loses_classes, arena, err);
+    if (!names.data) return TSR_E_NOMEM;
+    if (names.size)
+        TSR_TRY(add(warnings,
+                    tsr_arena_format(arena, err, "lists and dicts of other classes are written as list and dict in: %.*s",
+                                     TSR_STR_ARG(names)),
+                    err));
     if (!counts.not_weights_only) return TSR_OK;
-    const tsr_str names = name_some(conversion, needs_full_pickle, arena, err);
+    names = name_some(conversion, needs_full_pickle, arena, err);
     return add(warnings, tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)),
                err);
 }

@@ -167,32 +167,47 @@ static bool is_written(const tsr_conversion *conversion, const tsr_mapping *mapp
     return false;
 }
 
-static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapping, const tsr_selection *selection)
+static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapping, tsr_value_variant variant,
+                       const tsr_selection *selection)
 {
-    if (mapping->value->variant != TSR_VARIANT_DEFAULTDICT) return false;
+    if (mapping->value->variant != variant) return false;
     return mapping->value->count ? is_written(conversion, mapping) : tsr_selection_keeps(selection, mapping->fqn);
+}
+
+/* "NAME (CLASS)" for a subclass, whose text is its class; the name alone for a defaultdict. */
+static tsr_str add_changed(tsr_str names, const tsr_mapping *mapping, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_str name = mapping->fqn.size ? mapping->fqn : TSR_STR("the outermost one");
+    const bool has_class = mapping->value->variant == TSR_VARIANT_SUBCLASS;
+    const tsr_str class = has_class ? mapping->value->text : TSR_STR("");
+    return tsr_arena_format(arena, err, "%.*s%s%.*s%s%.*s%s", TSR_STR_ARG(names), names.size ? ", " : "", TSR_STR_ARG(name),
+                            has_class ? " (" : "", TSR_STR_ARG(class), has_class ? ")" : "");
 }
 
 tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
                                         const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
-    uint64_t count = 0;
-    tsr_str names = {"", 0};
-    for (uint64_t i = 0; i < catalog->mapping_count && names.data; i++) {
-        const tsr_str name = catalog->mappings[i].fqn;
-        if (!is_changed(conversion, &catalog->mappings[i], selection) || count++ >= NAMES_SHOWN) continue;
-        names = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(names), names.size ? ", " : "",
-                                 TSR_STR_ARG(name.size ? name : TSR_STR("the outermost one")));
+    static const struct {
+        tsr_value_variant variant;
+        const char *refused;
+    } changes[] = {{TSR_VARIANT_DEFAULTDICT, "collections.defaultdict"}, {TSR_VARIANT_SUBCLASS, "their classes"}};
+    for (size_t c = 0; c < sizeof changes / sizeof *changes; c++) {
+        uint64_t count = 0;
+        tsr_str names = {"", 0};
+        for (uint64_t i = 0; i < catalog->mapping_count && names.data; i++) {
+            if (!is_changed(conversion, &catalog->mappings[i], changes[c].variant, selection)) continue;
+            if (count++ < NAMES_SHOWN) names = add_changed(names, &catalog->mappings[i], arena, err);
+        }
+        if (count > NAMES_SHOWN && names.data)
+            names = tsr_arena_format(arena, err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(names), count - NAMES_SHOWN);
+        if (names.data && !count) continue;
+        tsr_str *text = names.data ? tsr_vec_push(warnings, err) : NULL;
+        if (!text) return TSR_E_NOMEM;
+        *text = tsr_arena_format(arena, err, "written as dict, because torch.load(weights_only=True) refuses %s: %.*s",
+                                 changes[c].refused, TSR_STR_ARG(names));
+        if (!text->data) return TSR_E_NOMEM;
     }
-    if (count > NAMES_SHOWN && names.data)
-        names = tsr_arena_format(arena, err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(names), count - NAMES_SHOWN);
-    if (!names.data || !count) return count ? TSR_E_NOMEM : TSR_OK;
-    tsr_str *text = tsr_vec_push(warnings, err);
-    if (!text) return TSR_E_NOMEM;
-    *text = tsr_arena_format(arena, err,
-                             "written as dict, because torch.load(weights_only=True) refuses collections.defaultdict: %.*s",
-                             TSR_STR_ARG(names));
-    return text->data ? TSR_OK : TSR_E_NOMEM;
+    return TSR_OK;
 }
 
 /* ---- keys that are not texts ---- */

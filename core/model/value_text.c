@@ -102,6 +102,10 @@ static void put_class(tsr_line *l, const tsr_value *value)
         else tsr_line_format(l, "None");
         tsr_line_format(l, ", ");
         break;
+    case TSR_VARIANT_SUBCLASS:
+        tsr_line_put(l, value->text.data, value->text.size);
+        tsr_line_put(l, "(", 1);
+        break;
     default: break;
     }
 }

@@ -406,6 +406,39 @@ def test_a_defaultdict_that_becomes_a_dict_is_named(t):
     assert says + b"d0, d1, d2, d3, d4 and 3 more\n" in t.run("convert", t.at("many.pt"), t.at("many2.pt")).stderr
 
 
+def own_classes(*bases):
+    """Subclasses in a module of their own, as pickle finds them."""
+    module = sys.modules.setdefault("attributes", types.ModuleType("attributes"))
+    for name, base in bases:
+        setattr(module, name, type(name, (base,), {"__module__": "attributes"}))
+    return module
+
+
+def test_lists_and_dicts_of_other_classes_are_named_where_they_become_plain(t):
+    """Lightning's AttributeDict, for one. Objects keep their classes, and so do Counter and OrderedDict."""
+    import torch
+    own = own_classes(("Settings", dict), ("Names", list), ("Ordered", collections.OrderedDict))
+    value = {"w": torch.tensor([1.0, 2.0]), "hparams": own.Settings(lr=0.5, deep=own.Settings(x=1)), "names": own.Names(["a", 2]), "order": own.Ordered(b=7),
+             "pair": (1, own.Names([3])), "count": collections.Counter("aab"), "plain": {"l": [4]}}
+    path = t.at("own.pt")
+    torch.save(value, path)
+    dicts = (b"written as dict, because torch.load(weights_only=True) refuses their classes: "
+             b"hparams (attributes.Settings), hparams.deep (attributes.Settings), order (attributes.Ordered)\n")
+    objects = b"lists and dicts of other classes are written as list and dict in: names, pair\n"
+    said = t.run("convert", path, t.at("again.pt")).stderr
+    assert dicts in said and objects in said, said
+    after = torch.load(t.at("again.pt"), weights_only=True)
+    assert after["hparams"] == value["hparams"] and after["names"] == value["names"] and after["pair"] == value["pair"] and after["order"] == value["order"], after
+    said = t.run("convert", path, t.at("d"), "--to", "dcp").stderr
+    assert objects in said and b"written as dict" not in said, said
+    said = t.run("convert", path, t.at("m.safetensors"), "--objects", "sidecar").stderr
+    assert b"classes" not in said and b"1 tensor, 8 B in 1 file, 8 objects in the sidecar" in said and b"left out" not in said, said
+    said = t.run("convert", path, t.at("some.pt"), "--include", "w", "--include", "count.**", "--include", "plain.**").stderr
+    assert b"classes" not in said, said
+    types_ = {e["fqn"]: e["type"] for e in json.loads(t.run("inspect", path, "--json").stdout)["entries"] if e["kind"] == "object"}
+    assert types_["names"] == "attributes.Names" and types_["plain.l"] == "list", types_
+
+
 def test_objects_are_never_changed_when_converted(t):
     import torch
     path = archive(t.at("a.pt"), b"\x80\2" + dict_of(c=plain("complex", s("1+2j")), d=plain("complex", i(3), b"\x88"), e=plain("complex", i(3))) + b".")

@@ -176,7 +176,7 @@ bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
 
 bool tsr_value_is_data(const tsr_value *value, const tsr_host *host)
 {
-    if (value->expanded == TSR_VALUE_ENDLESS) return false;
+    if (value->expanded == TSR_VALUE_ENDLESS || value->loses_class) return false;
     return (value->expanded && !value->foreign) || holds_throughout(value, host, is_data_node);
 }
 

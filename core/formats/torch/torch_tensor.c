@@ -481,6 +481,8 @@ static tsr_str type_name(const tsr_value *value)
 {
     if (value->variant == TSR_VARIANT_FROZENSET) return TSR_STR("frozenset");
     if (value->variant == TSR_VARIANT_BYTEARRAY) return TSR_STR("bytearray");
+    if (value->variant == TSR_VARIANT_SUBCLASS) return value->text;
+    if (value->variant == TSR_VARIANT_SUBCLASS) return value->text;
     /* clang-format off */
     static const char *const names[] = {
         [TSR_VALUE_NONE] = "NoneType", [TSR_VALUE_BOOL] = "bool", [TSR_VALUE_INT] = "int", [TSR_VALUE_BIGINT] = "int",

@@ -489,6 +489,9 @@ static tsr_status fill_container(tsr_torch_build *build, tsr_ref ref, frame *out
     bool plain =
         tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_BUILT && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
     if (!one || !(plain || mapping)) return fill_object(build, ref, out, err);
+    value->variant = TSR_VARIANT_SUBCLASS;
+    value->text = tsr_torch_class_text(build, tsr_pickle_class(pickle, ref), err);
+    if (!value->text.data) return TSR_E_NOMEM;
     size_t count = 0;
     const tsr_ref *items = tsr_pickle_items(pickle, set == TSR_REF_NONE ? appended : set, &count);
     if (!mapping) return fill(build, set == TSR_REF_NONE ? TSR_VALUE_LIST : TSR_VALUE_DICT, items, count, out, err);
@@ -776,12 +779,13 @@ static uint64_t add_weights(uint64_t a, uint64_t b)
     return a > TSR_VALUE_ENDLESS - b ? TSR_VALUE_ENDLESS : a + b;
 }
 
-/* Adds what an item expands to, and whether it is foreign, to those of the value that holds it. */
+/* Adds what an item expands to, and whether it is foreign or loses a class, to those of the value that holds it. */
 static void add_item(tsr_value *to, const tsr_value *item)
 {
     if (!item) return;
     to->expanded = add_weights(to->expanded, item->expanded ? item->expanded : own_weight(item));
     to->foreign = to->foreign || (item->expanded ? item->foreign : !tsr_torch_is_plain(item));
+    to->loses_class = to->loses_class || item->loses_class;
 }
 
 /* What a complete value expands to. Its items were weighed before, but for the few that an object's parts are made of. */
@@ -789,6 +793,7 @@ static void weigh(tsr_value *value)
 {
     value->expanded = own_weight(value);
     value->foreign = !tsr_torch_is_plain(value);
+    value->loses_class = value->variant == TSR_VARIANT_SUBCLASS;
     for (size_t i = 0; i < value->count; i++) {
         const tsr_value *item = value->items[i];
         add_item(value, item);
@@ -796,6 +801,7 @@ static void weigh(tsr_value *value)
     }
     const tsr_value *attributes = tsr_value_attributes(value);
     if (attributes) value->foreign = value->foreign || attributes->foreign;
+    if (attributes) value->loses_class = value->loses_class || attributes->loses_class;
 }
 
 static tsr_status finish(walk *w, const frame *f, tsr_error *err)

@@ -40,10 +40,11 @@ typedef enum tsr_value_kind {
 /* Python types that share a kind with a more common one. */
 typedef enum tsr_value_variant {
     TSR_VARIANT_NONE = 0,
-    TSR_VARIANT_FROZENSET,  /* SET */
-    TSR_VARIANT_BYTEARRAY,  /* BYTES */
-    TSR_VARIANT_COUNTER,    /* DICT: collections.Counter */
-    TSR_VARIANT_DEFAULTDICT /* DICT: collections.defaultdict; `text` names its factory ("builtins.list"), empty for None */
+    TSR_VARIANT_FROZENSET,   /* SET */
+    TSR_VARIANT_BYTEARRAY,   /* BYTES */
+    TSR_VARIANT_COUNTER,     /* DICT: collections.Counter */
+    TSR_VARIANT_DEFAULTDICT, /* DICT: collections.defaultdict; `text` names its factory ("builtins.list"), empty for None */
+    TSR_VARIANT_SUBCLASS     /* LIST, DICT: of a subclass, which `text` names; written as list or dict */
 } tsr_value_variant;
 
 typedef struct tsr_value tsr_value;
@@ -53,6 +54,7 @@ struct tsr_value {
     bool ordered_dict; /* DICT: collections.OrderedDict */
     bool called;       /* OBJECT: the class was called with the arguments; otherwise only built by its __new__ */
     bool foreign;      /* with `expanded`: it or something inside is not what torch.load(weights_only=True) takes */
+    bool loses_class;  /* with `expanded`: it or something inside is a TSR_VARIANT_SUBCLASS */
     union {
         bool boolean;
         int64_t integer;

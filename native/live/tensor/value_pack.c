@@ -45,7 +45,7 @@ tsr_status tsr_pack_text(tsr_vec *out, tsr_str text, tsr_error *err)
 
 static bool has_text(const tsr_value *v)
 {
-    return v->kind == TSR_VALUE_OBJECT || v->variant == TSR_VARIANT_DEFAULTDICT;
+    return v->kind == TSR_VALUE_OBJECT || v->variant == TSR_VARIANT_DEFAULTDICT || v->variant == TSR_VARIANT_SUBCLASS;
 }
 
 static tsr_status put_head(packing *p, const tsr_value *v, tsr_error *err)
@@ -177,7 +177,7 @@ static tsr_status take_value(unpacking *u, const tsr_value **slot, tsr_error *er
 {
     tsr_packed_bytes *from = &u->from;
     const uint64_t kind = tsr_packed_number(from, 1), variant = tsr_packed_number(from, 1);
-    TSR_FAIL_IF(from->failed || kind > TSR_VALUE_OBJECT || variant > TSR_VARIANT_DEFAULTDICT, err, TSR_E_FORMAT,
+    TSR_FAIL_IF(from->failed || kind > TSR_VALUE_OBJECT || variant > TSR_VARIANT_SUBCLASS, err, TSR_E_FORMAT,
                 "a rank sent a value of an unknown kind");
     tsr_value *v = tsr_value_new(from->arena, (tsr_value_kind)kind, err);
     if (!v) return TSR_E_NOMEM;

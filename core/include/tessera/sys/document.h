@@ -371,7 +371,7 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
  * files, not a mapped one. TSR_E_NOMEM. */
 tsr_status tsr_opening_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
-/* For a conversion to torch.save: appends a warning about the dicts of the state dict that were a collections.defaultdict. As
+/* For a conversion to torch.save: appends warnings about the dicts of the state dict that were a collections.defaultdict or of another subclass. As
  * containers of entries they are written as dict, so that torch.load can load the rest by its default. `selection` is what was
  * selected. TSR_E_NOMEM. */
 tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
