@@ -99,6 +99,12 @@ static void count_files(const inspector *in, const tsr_entry *entry, uint8_t *se
     }
 }
 
+/* Both ways of counting the elements of float4 have one name. */
+static tsr_dtype named_dtype(const tsr_entry *entry)
+{
+    return entry->dtype == TSR_FLOAT4_E2M1FN ? TSR_FLOAT4_E2M1FN_X2 : entry->dtype;
+}
+
 static void count_tensor(totals *sum, const tsr_entry *entry)
 {
     uint64_t elements = 0, bytes = 0;
@@ -107,9 +113,9 @@ static void count_tensor(totals *sum, const tsr_entry *entry)
     sum->tensors++;
     sum->elements += elements;
     sum->bytes += bytes;
-    sum->of[entry->dtype].tensors++;
-    sum->of[entry->dtype].elements += elements;
-    sum->of[entry->dtype].bytes += bytes;
+    sum->of[named_dtype(entry)].tensors++;
+    sum->of[named_dtype(entry)].elements += elements;
+    sum->of[named_dtype(entry)].bytes += bytes;
 }
 
 /* Counts the entry as one name, but with the elements and bytes of every rank. */
@@ -122,7 +128,7 @@ static void count_per_rank(const inspector *in, totals *sum, const tsr_entry *en
         count_files(in, held, seen, &sum->files);
         if (held->kind != TSR_ENTRY_TENSOR) continue;
         count_tensor(sum, held);
-        if (sum->tensors > before + 1) sum->tensors--, sum->of[held->dtype].tensors--;
+        if (sum->tensors > before + 1) sum->tensors--, sum->of[named_dtype(held)].tensors--;
     }
     if (sum->tensors == before) sum->opaques++;
 }
@@ -181,13 +187,12 @@ static void put_summary(tsr_json *json, const tsr_catalog *catalog, const totals
     tsr_json_put_uint(json, "files", sum->files);
     tsr_json_put_object(json, "dtypes");
     for (int d = 0; d < TSR_DTYPE_COUNT; d++) {
-        if (sum->of[d].tensors == 0 || d == TSR_FLOAT4_E2M1FN) continue;
-        bool float4 = d == TSR_FLOAT4_E2M1FN_X2; /* one name for both ways of counting it */
+        if (sum->of[d].tensors == 0) continue;
         tsr_json_key(json, tsr_dtype_describe((tsr_dtype)d)->name);
         tsr_json_object(json);
-        tsr_json_put_uint(json, "tensors", sum->of[d].tensors + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].tensors : 0));
-        tsr_json_put_uint(json, "elements", sum->of[d].elements + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].elements : 0));
-        tsr_json_put_uint(json, "bytes", sum->of[d].bytes + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].bytes : 0));
+        tsr_json_put_uint(json, "tensors", sum->of[d].tensors);
+        tsr_json_put_uint(json, "elements", sum->of[d].elements);
+        tsr_json_put_uint(json, "bytes", sum->of[d].bytes);
         tsr_json_object_end(json);
     }
     tsr_json_object_end(json);

@@ -2,6 +2,7 @@
 command, and documents against their schemas. Needs only Python's standard library. Usage: run.py --tessera PATH
 [--jobs N] [NAME-PART…]"""
 import argparse
+import collections
 import functools
 import glob
 import importlib
@@ -57,6 +58,9 @@ def check_entries(doc, want):
     for k in want.get("opaque", {}):
         need(k in rows and rows[k]["kind"] != "tensor", f"opaque {k} is not listed as such")
     need(doc["summary"]["tensors"] == len(tensors), "the summary counts other tensors")
+    if not any(e.get("per_rank") for e in doc["entries"]):
+        counts, totals = collections.Counter(w["dtype"].removeprefix("torch.") for w in want["entries"].values()), doc["summary"]["dtypes"]
+        need({k: v["tensors"] for k, v in totals.items()} == counts, f"the summary has {totals}, PyTorch has {counts}")
     for group in want.get("shared_storage", []):
         for k in group:
             need(set(rows[k].get("shares_storage_with", [])) == set(group) - {k}, f"{k} shares storage with {rows[k].get('shares_storage_with')}, PyTorch says {group}")
