@@ -302,9 +302,9 @@ static tsr_status units_find_servers(const tsr_work *work, const tsr_stage *stag
     return status;
 }
 
-/* Orders `count` units of one stage so that a part moves from server to server. Units that the stage's order keeps together
+/* Orders `count` units of one stage so that a share moves from server to server. Units that the stage's order keeps together
  * (write_item.h) stay first. TSR_E_NOMEM. */
-static tsr_status order_units(const tsr_work *work, const tsr_stage *stage, tsr_storage_reader part, tsr_unit **units,
+static tsr_status order_units(const tsr_work *work, const tsr_stage *stage, tsr_storage_reader share, tsr_unit **units,
                               size_t count, tsr_error *err)
 {
     size_t grouped = 0;
@@ -316,8 +316,8 @@ static tsr_status order_units(const tsr_work *work, const tsr_stage *stage, tsr_
         items[u] = (tsr_storage_item){units[u]->server, unit_weight(units[u]), u};
     }
     while (grouped < count && units[grouped]->first < stage->order.grouped) grouped++;
-    if (old) tsr_storage_order(work->options.storage, part, items, grouped);
-    if (old) tsr_storage_order(work->options.storage, part, items + grouped, count - grouped);
+    if (old) tsr_storage_order(work->options.storage, share, items, grouped);
+    if (old) tsr_storage_order(work->options.storage, share, items + grouped, count - grouped);
     for (size_t u = 0; old && u < count; u++) units[u] = old[items[u].number];
     tsr_arena_free(arena);
     return old ? TSR_OK : TSR_E_NOMEM;
@@ -501,15 +501,15 @@ tsr_status tsr_work_cut(tsr_work *work, tsr_error *err)
     return TSR_OK;
 }
 
-/* ---- parts ---- */
+/* ---- shares ---- */
 
-/* The units of a part, [*first, *end). A unit belongs to the part that contains the beginning of the unit's weight, if the parts divide the sum of all weights
+/* The units of a share, [*first, *end). A unit belongs to the share that contains the beginning of the unit's weight, if the shares divide the sum of all weights
  * evenly. */
-static void work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end)
+static void work_share(const tsr_work *work, uint64_t share, uint64_t shares, size_t *first, size_t *end)
 {
-    const uint64_t each = work->weight / parts, more = work->weight % parts;
-    const uint64_t from = part * each + (part < more ? part : more);
-    const uint64_t to = part + 1 == parts ? UINT64_MAX : from + each + (part < more);
+    const uint64_t each = work->weight / shares, more = work->weight % shares;
+    const uint64_t from = share * each + (share < more ? share : more);
+    const uint64_t to = share + 1 == shares ? UINT64_MAX : from + each + (share < more);
     uint64_t at = 0;
     size_t u = 0;
     for (; u < work->units.count && at < from; u++) at += unit_weight(tsr_work_unit(work, u));
@@ -518,11 +518,11 @@ static void work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_
     *end = u;
 }
 
-uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
+uint64_t tsr_work_left(const tsr_work *work, uint64_t share, uint64_t shares)
 {
     size_t first, end;
     uint64_t left = 0;
-    work_part(work, part, parts, &first, &end);
+    work_share(work, share, shares, &first, &end);
     for (size_t u = first; u < end; u++) left += !tsr_work_unit(work, u)->done;
     return left;
 }
@@ -535,12 +535,12 @@ uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
 
 #define LANES_A_THREAD 2u /* so that enough lanes are left when one ends early */
 
-/* A run over a part: the stage that is laid out, its lanes, and the batch of their units that is being processed. */
+/* A run over a share: the stage that is laid out, its lanes, and the batch of their units that is being processed. */
 typedef struct running {
     tsr_work *work;
     tsr_sink sink;
-    tsr_storage_reader part;
-    tsr_unit **units; /* units of the part, in the order in which they are processed */
+    tsr_storage_reader share;
+    tsr_unit **units; /* units of the share, in the order in which they are processed */
     tsr_ring *ring;
     tsr_progress progress;
     uint64_t byte_done, byte_total;
@@ -629,7 +629,7 @@ static tsr_status renew(const running *r, tsr_arena **arena, tsr_error *err)
 /* Whether units are ordered by server. A single process accesses one server after the other in any order. */
 static bool goes_by_server(const running *r)
 {
-    return r->work->options.storage && r->part.readers > 1;
+    return r->work->options.storage && r->share.readers > 1;
 }
 
 /* Lays out the stage of the next unit, unless all of its units are done. */
@@ -646,7 +646,7 @@ static tsr_status next_stage(running *r, tsr_error *err)
     TSR_TRY(renew(r, &r->stage_arena, err));
     TSR_TRY(tsr_work_stage(r->work, number, r->stage_arena, &r->stage, err));
     if (!goes_by_server(r)) return TSR_OK;
-    return order_units(r->work, &r->stage, r->part, r->units + r->at, r->stage_end - r->at, err);
+    return order_units(r->work, &r->stage, r->share, r->units + r->at, r->stage_end - r->at, err);
 }
 
 /* Takes a few units from each lane; from the next lanes of the stage if these have none left, and from the next stage after that. Makes
@@ -691,18 +691,18 @@ static tsr_status open_run(running *r, size_t first, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
+tsr_status tsr_work_run(tsr_work *work, uint64_t share, uint64_t shares, const tsr_work_journal *journal, tsr_error *err)
 {
     const tsr_allocator *allocator = work->host->allocator;
     const uint32_t threads = tsr_threads(work->host);
     size_t first, end;
-    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
-                (unsigned long long)parts);
-    work_part(work, part, parts, &first, &end);
+    TSR_FAIL_IF(share >= shares, err, TSR_E_USAGE, "there is no share %llu of %llu", (unsigned long long)share,
+                (unsigned long long)shares);
+    work_share(work, share, shares, &first, &end);
     if (first == end) return TSR_OK;
     running r = {.work = work,
                  .sink = {work->output, work->numbers},
-                 .part = {part, parts},
+                 .share = {share, shares},
                  .unit_count = end - first,
                  .progress = {step, &r}};
     r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */
@@ -733,35 +733,35 @@ tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr
     return status;
 }
 
-/* Assigns each file to the part in which its first unit begins, if the parts divide the sum of all weights evenly. */
-static void choose_owners(const tsr_work *work, uint64_t parts, uint64_t *owners)
+/* Assigns each file to the share in which its first unit begins, if the shares divide the sum of all weights evenly. */
+static void choose_owners(const tsr_work *work, uint64_t shares, uint64_t *owners)
 {
-    const uint64_t each = work->weight / parts + 1;
+    const uint64_t each = work->weight / shares + 1;
     uint64_t at = 0;
-    for (uint32_t f = 0; f < work->conversion.file_count; f++) owners[f] = parts;
+    for (uint32_t f = 0; f < work->conversion.file_count; f++) owners[f] = shares;
     for (size_t u = 0; u < work->units.count; u++) {
         const tsr_unit *unit = tsr_work_unit(work, u);
-        if (owners[unit->file] == parts) owners[unit->file] = at / each;
+        if (owners[unit->file] == shares) owners[unit->file] = at / each;
         at += unit_weight(unit);
     }
 }
 
-tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err)
+tsr_status tsr_work_run_files(tsr_work *work, uint64_t share, uint64_t shares, tsr_error *err)
 {
     const size_t count = work->units.count;
     uint64_t *owners = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *owners, err);
     bool *were_done = tsr_arena_array(work->job.arena, count, sizeof *were_done, err);
     if (!owners || !were_done) return TSR_E_NOMEM;
-    choose_owners(work, parts, owners);
-    for (size_t u = 0; u < count; u++) { /* units of other parts are skipped as if they were done */
+    choose_owners(work, shares, owners);
+    for (size_t u = 0; u < count; u++) { /* units of other shares are skipped as if they were done */
         tsr_unit *unit = tsr_work_unit(work, u);
         were_done[u] = unit->done;
-        unit->done |= owners[unit->file] != part;
+        unit->done |= owners[unit->file] != share;
     }
     const tsr_status status = tsr_work_run(work, 0, 1, NULL, err);
     for (size_t u = 0; u < count; u++) {
         tsr_unit *unit = tsr_work_unit(work, u);
-        if (owners[unit->file] != part) unit->done = were_done[u];
+        if (owners[unit->file] != share) unit->done = were_done[u];
     }
     return status;
 }

@@ -555,7 +555,7 @@ tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
     return work->writer.finish(work->writer.ctx, work->output, &work->conversion.marker, err);
 }
 
-/* ---- a work with a single part ---- */
+/* ---- a work with a single share ---- */
 
 tsr_container tsr_container_for(tsr_format format)
 {

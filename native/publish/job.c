@@ -13,8 +13,8 @@ static job_state state_of(tsr_job *job, tsr_job_extent extent)
                        .ranks = job->environment.ranks,
                        .is_first = !job->environment.ranks || job->environment.ranks->rank == 0,
                        .is_shared = extent != TSR_JOB_WHOLE,
-                       .part = is_share ? job->part : 0,
-                       .parts = is_share ? job->parts : 0,
+                       .share = is_share ? job->share : 0,
+                       .shares = is_share ? job->shares : 0,
                        .finish = extent == TSR_JOB_FINISH || extent == TSR_JOB_SHARE_AND_FINISH,
                        .options = *job->options};
 }

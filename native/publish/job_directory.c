@@ -63,21 +63,21 @@ static tsr_status refuse_other(const job_state *s, tsr_str theirs, tsr_str ours,
 /* Handles everything that was found under one other tag. */
 static tsr_status clear_one(job_state *s, const tsr_leftover *l, const tsr_left_job *left, tsr_error *err)
 {
-    const uint64_t parts = left->parts;
-    if (left->is_busy && parts && s->job->discards_parts)
+    const uint64_t shares = left->shares;
+    if (left->is_busy && shares && s->job->discards_parts)
         tsr_job_warn(&s->job->environment,
                      "shares of another plan for '%s' are being written by another process; they are kept",
                      s->job->destination);
-    if (left->is_busy || !left->has_journal || (s->is_shared && !parts)) return TSR_OK;
-    if (parts && !s->job->discards_parts) {
+    if (left->is_busy || !left->has_journal || (s->is_shared && !shares)) return TSR_OK;
+    if (shares && !s->job->discards_parts) {
         tsr_job_warn(&s->job->environment,
                      "'%s' has an unfinished job of %" PRIu64
                      " shares of another plan; its files '.%s.tessera-%s…' are kept; "
                      "--discard-parts removes them",
-                     s->job->destination, parts, s->journals.name, l->tag);
+                     s->job->destination, shares, s->journals.name, l->tag);
         return TSR_OK;
     }
-    if (!parts && s->job->resumes && left->run && left->run->text.size && !s->start.resumed)
+    if (!shares && s->job->resumes && left->run && left->run->text.size && !s->start.resumed)
         return refuse_other(s, left->run->text, s->start.text, err);
     tsr_job_warn(&s->job->environment, "removing the remains of an interrupted run for '%s'", s->job->destination);
     return tsr_journals_discard(&s->journals, l->tag, err);
@@ -114,7 +114,7 @@ static bool finds_tag(job_state *s)
     uint32_t generation;
     for (size_t i = 0; i < s->start.count; i++) {
         const tsr_leftover *l = &s->start.found[i];
-        if (!l->part || !tsr_journal_is_of(l->text, s->start.text, &generation)) continue;
+        if (!l->share || !tsr_journal_is_of(l->text, s->start.text, &generation)) continue;
         memcpy(s->tag, l->tag, sizeof s->tag);
         return true;
     }
@@ -148,9 +148,9 @@ static tsr_status note_own(job_state *s, tsr_error *err)
         const tsr_leftover *l = &s->start.found[i];
         if (!is_own(s, l)) continue;
         if (l->publishing) status = note_record(s, l->text, err);
-        else if (l->part) s->start.resumed |= tsr_journal_is_of(l->text, s->start.text, &s->start.generation);
+        else if (l->share) s->start.resumed |= tsr_journal_is_of(l->text, s->start.text, &s->start.generation);
         else s->start.has_output = true;
-        s->start.has_records |= l->part && l->records.size;
+        s->start.has_records |= l->share && l->records.size;
     }
     return status;
 }
@@ -159,10 +159,10 @@ static tsr_status refuse_busy(const job_state *s, tsr_error *err)
 {
     for (size_t i = 0; i < s->start.count; i++) {
         const tsr_leftover *l = &s->start.found[i];
-        const bool in_the_way = !s->parts || (l->part == s->part && l->parts == s->parts);
+        const bool in_the_way = !s->shares || (l->share == s->share && l->shares == s->shares);
         if (!is_own(s, l) || !l->busy || !in_the_way) continue;
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                         "another process is writing share %" PRIu64 " of %" PRIu64 " of '%s'", l->part, l->parts,
+                         "another process is writing share %" PRIu64 " of %" PRIu64 " of '%s'", l->share, l->shares,
                          s->job->destination);
     }
     return TSR_OK;
@@ -203,9 +203,9 @@ static tsr_status finds_others(job_state *s, bool *found, tsr_error *err)
     *found = false;
     tsr_status status = tsr_journals_list(&s->journals, s->job->arena, &list, &count, err);
     for (size_t i = 0; i < count && status == TSR_OK; i++) {
-        const bool mine = list[i].part == (s->parts ? s->part : 1) && list[i].parts == (s->parts ? s->parts : 1);
+        const bool mine = list[i].share == (s->shares ? s->share : 1) && list[i].shares == (s->shares ? s->shares : 1);
         *found |=
-            is_own(s, &list[i]) && list[i].part && !mine && tsr_journal_is_of(list[i].text, s->start.text, &generation);
+            is_own(s, &list[i]) && list[i].share && !mine && tsr_journal_is_of(list[i].text, s->start.text, &generation);
     }
     return status;
 }
@@ -268,7 +268,7 @@ static tsr_status begin(job_state *s, tsr_error *err)
     status = tsr_job_agree(s, s->is_first ? clear_around(s, err) : TSR_OK, err);
     if (status != TSR_OK) return status;
     /* A share continues what there is of it in any case. */
-    if (s->job->resumes && !s->start.resumed && !s->part)
+    if (s->job->resumes && !s->start.resumed && !s->share)
         tsr_job_warn(&s->job->environment, "nothing to resume for '%s'; starting over", s->job->destination);
     return share_start(s, err);
 }
@@ -316,7 +316,7 @@ static tsr_status take_others(const job_state *s, tsr_error *err)
     tsr_str left;
     tsr_status status = tsr_journals_list(&s->journals, s->job->arena, &found, &count, err);
     for (size_t i = 0; i < count && status == TSR_OK; i++)
-        if (is_own(s, &found[i]) && found[i].part) status = take_steps(s, found[i].records, &left, err);
+        if (is_own(s, &found[i]) && found[i].share) status = take_steps(s, found[i].records, &left, err);
     return status;
 }
 
@@ -339,7 +339,7 @@ static tsr_status verify_written(job_state *s, tsr_error *err)
     tsr_status status = take_sums(s, &sums, &files, err);
     if (status == TSR_OK) status = tsr_journals_list(&s->journals, s->job->arena, &found, &count, err);
     for (size_t i = 0; status == TSR_OK && i < count; i++) {
-        tsr_str text = is_own(s, &found[i]) && found[i].part ? found[i].records : TSR_STR("");
+        tsr_str text = is_own(s, &found[i]) && found[i].share ? found[i].records : TSR_STR("");
         while (tsr_journal_step_next(&text, &step)) tsr_journal_step_sum(&step, sums, files);
     }
     return status == TSR_OK ? tsr_directory_output_verify(s->output, sums, files, err) : status;
@@ -376,7 +376,7 @@ static tsr_journal_share own_share(const job_state *s)
 {
     const tsr_comm *ranks = s->ranks;
     if (ranks) return (tsr_journal_share){(uint64_t)ranks->rank + 1, ranks->size, true};
-    return s->parts ? (tsr_journal_share){s->part, s->parts, false} : (tsr_journal_share){1, 1, false};
+    return s->shares ? (tsr_journal_share){s->share, s->shares, false} : (tsr_journal_share){1, 1, false};
 }
 
 static tsr_status begin_journal(job_state *s, tsr_error *err)
@@ -389,7 +389,7 @@ static tsr_status begin_journal(job_state *s, tsr_error *err)
     return tsr_journal_begin(&s->journals, s->tag, own_share(s), text, &s->journal, err);
 }
 
-/* Marks what this part and others have already done. */
+/* Marks what this share and others have already done. */
 static tsr_status take_records(job_state *s, tsr_error *err)
 {
     tsr_status status = take_own(s, err);
@@ -416,8 +416,8 @@ static tsr_status open_files(job_state *s, bool join, tsr_error *err)
     return status;
 }
 
-/* The files of a run that shares them with nobody are new. But parts of a plan may begin at the same time. Existing files
- * then belong to the job if there is also a journal of another part, because a part creates its journal before its files. */
+/* The files of a run that shares them with nobody are new. But shares of a plan may begin at the same time. Existing files
+ * then belong to the job if there is also a journal of another share, because a share creates its journal before its files. */
 static tsr_status open_files_safely(job_state *s, tsr_error *err)
 {
     bool others = s->start.resumed;
@@ -441,11 +441,11 @@ static tsr_status plan_work(job_state *s, tsr_error *err)
     return tsr_job_plan(s, err);
 }
 
-/* Keeps other jobs from replacing the destination. A part that does not publish need not do that, and parts run at the same
+/* Keeps other jobs from replacing the destination. A share that does not publish need not do that, and shares run at the same
  * time. */
 static tsr_status hold_destination(job_state *s, tsr_error *err)
 {
-    if (!s->job->replaces || (s->part && !s->finish)) return TSR_OK;
+    if (!s->job->replaces || (s->share && !s->finish)) return TSR_OK;
     return tsr_job_hold_destination(&s->job->environment, &s->journals, s->job->destination, err);
 }
 
@@ -471,7 +471,7 @@ static tsr_status open_all(job_state *s, tsr_error *err)
 
 /* ---- several ranks ---- */
 
-/* Called when a signal ends the program. Keeps what --resume and the parts of a plan need. */
+/* Called when a signal ends the program. Keeps what --resume and the shares of a plan need. */
 static bool remove_unfinished(void *ctx)
 {
     const job_state *s = ctx;
@@ -491,7 +491,7 @@ static tsr_status begin_behind_rank_0(job_state *s, tsr_error *err)
     tsr_status status = begin_journal(s, err);
     if (status == TSR_OK) status = tsr_journals_list(&s->journals, s->job->arena, &found, &count, err);
     for (size_t i = 0; i < count && status == TSR_OK; i++)
-        if (is_own(s, &found[i]) && found[i].part == 1) return TSR_OK;
+        if (is_own(s, &found[i]) && found[i].share == 1) return TSR_OK;
     if (status != TSR_OK) return status;
     s->journals.sys->unlink(s->journals.sys, s->journals.directory, tsr_journal_name(s->journal), false);
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "rank 0 exited while the other ranks were opening '%s'",
@@ -530,16 +530,16 @@ static tsr_status open_destination(job_state *s, tsr_error *err)
 
 typedef struct missing_units {
     const job_state *state;
-    uint64_t parts;
+    uint64_t shares;
 } missing_units;
 
-static bool has_units_left(const void *ctx, uint64_t part)
+static bool has_units_left(const void *ctx, uint64_t share)
 {
     const missing_units *m = ctx;
-    return tsr_work_left(m->state->work, part - 1, m->parts) != 0;
+    return tsr_work_left(m->state->work, share - 1, m->shares) != 0;
 }
 
-/* Refuses to publish, listing the parts that are not done. The parts are those of the largest division that was begun. */
+/* Refuses to publish, listing the shares that are not done. The shares are those of the largest division that was begun. */
 static tsr_status refuse_missing(const job_state *s, tsr_error *err)
 {
     missing_units m = {s, 1};
@@ -547,9 +547,9 @@ static tsr_status refuse_missing(const job_state *s, tsr_error *err)
     size_t count;
     TSR_TRY(tsr_journals_list(&s->journals, s->job->arena, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
-        if (is_own(s, &found[i]) && found[i].parts > m.parts) m.parts = found[i].parts;
+        if (is_own(s, &found[i]) && found[i].shares > m.shares) m.shares = found[i].shares;
     }
-    return tsr_job_refuse_missing(s, m.parts, has_units_left, &m, err);
+    return tsr_job_refuse_missing(s, m.shares, has_units_left, &m, err);
 }
 
 static tsr_status give_names(job_state *s, tsr_error *err)
@@ -582,7 +582,7 @@ static tsr_status finish(job_state *s, tsr_error *err)
     tsr_status status = tsr_work_finish(s->work, err);
     s->job->conversion = *tsr_work_conversion(s->work);
     /* Whether files contain data that this process did not write, or wrote in an earlier run. */
-    const bool believes = s->job->units_found || s->part || s->finish;
+    const bool believes = s->job->units_found || s->share || s->finish;
     if (status == TSR_OK && believes && !s->job->is_trusting) status = verify_written(s, err);
     return status == TSR_OK ? tsr_job_write_sidecar(s, err) : status;
 }
@@ -590,14 +590,14 @@ static tsr_status finish(job_state *s, tsr_error *err)
 static tsr_status do_units(job_state *s, tsr_error *err)
 {
     const tsr_journal_share own = own_share(s);
-    const tsr_work_journal journal = {append_step, s, s->is_first && !s->part};
-    const bool runs = !s->finish || s->part;
-    return tsr_job_agree(s, runs ? tsr_work_run(s->work, own.part - 1, own.parts, &journal, err) : TSR_OK, err);
+    const tsr_work_journal journal = {append_step, s, s->is_first && !s->share};
+    const bool runs = !s->finish || s->share;
+    return tsr_job_agree(s, runs ? tsr_work_run(s->work, own.share - 1, own.shares, &journal, err) : TSR_OK, err);
 }
 
 static tsr_status publish_all(job_state *s, tsr_error *err)
 {
-    tsr_status status = s->part ? take_others(s, err) : tsr_job_exchange_records(s, err);
+    tsr_status status = s->share ? take_others(s, err) : tsr_job_exchange_records(s, err);
     if (status == TSR_OK && s->is_first) status = finish(s, err);
     if (status == TSR_OK) status = s->job->unchanged(s->job->ctx, err);
     status = tsr_job_agree(s, status, err);

@@ -100,9 +100,9 @@ static tsr_status keep_others(job_state *s, tsr_error *err)
 typedef struct part_output {
     tsr_output base; /* must be first */
     tsr_output *inner;
-    bool *written; /* of a part: the files that it has written units of */
+    bool *written; /* of a share: the files that it has written units of */
     uint32_t count, created;
-    bool surrounds; /* of a part: what is written into other files is not ignored now */
+    bool surrounds; /* of a share: what is written into other files is not ignored now */
 } part_output;
 
 static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
@@ -155,7 +155,7 @@ static tsr_status leave_note(job_state *s, const part_output *o, tsr_error *err)
 {
     char name[64];
     tsr_vec note = tsr_vec_of(s->job->host->allocator, 1);
-    snprintf(name, sizeof name, "%" PRIu64 "-of-%" PRIu64, s->part, s->parts);
+    snprintf(name, sizeof name, "%" PRIu64 "-of-%" PRIu64, s->share, s->shares);
     tsr_status status = make_note(s, o, &note, err);
     if (status == TSR_OK) status = s->job->unchanged(s->job->ctx, err);
     if (status == TSR_OK)
@@ -165,8 +165,8 @@ static tsr_status leave_note(job_state *s, const part_output *o, tsr_error *err)
     return status;
 }
 
-/* Does the units of a part. The part's output is new, so its files have the numbers 0, 1, …. */
-static tsr_status do_part(job_state *s, tsr_error *err)
+/* Does the units of a share. The share's output is new, so its files have the numbers 0, 1, …. */
+static tsr_status do_share(job_state *s, tsr_error *err)
 {
     part_output *o = s->taken;
     o->count = tsr_work_conversion(s->work)->file_count;
@@ -175,7 +175,7 @@ static tsr_status do_part(job_state *s, tsr_error *err)
     for (uint32_t f = 0; f < o->count; f++) o->written[f] = false;
     tsr_status status = tsr_work_open(s->work, &o->base, err);
     o->count = o->created;
-    if (status == TSR_OK) status = tsr_work_run_files(s->work, s->part - 1, s->parts, err);
+    if (status == TSR_OK) status = tsr_work_run_files(s->work, s->share - 1, s->shares, err);
     o->surrounds = true;
     if (status == TSR_OK) status = tsr_work_surround(s->work, err);
     s->job->conversion = *tsr_work_conversion(s->work);
@@ -186,9 +186,9 @@ static tsr_status do_part(job_state *s, tsr_error *err)
 
 typedef struct note_taker {
     job_state *state;
-    uint64_t parts;    /* the largest number of parts in any note */
+    uint64_t shares;   /* the largest number of shares in any note */
     bool is_published; /* by a run that was killed while it removed the notes */
-    tsr_vec done;      /* of uint64_t pairs: part, parts */
+    tsr_vec done;      /* of uint64_t pairs: share, shares */
 } note_taker;
 
 static tsr_status take_text(job_state *s, tsr_str text, tsr_error *err)
@@ -210,23 +210,23 @@ static tsr_status take_note(void *ctx, tsr_str name, tsr_str text, tsr_error *er
     char shown[64];
     snprintf(shown, sizeof shown, "%.*s", TSR_STR_ARG(name));
     if (sscanf(shown, "%" SCNu64 "-of-%" SCNu64, &done[0], &done[1]) != 2) done[0] = done[1] = 0;
-    if (done[1] > t->parts) t->parts = done[1];
+    if (done[1] > t->shares) t->shares = done[1];
     const tsr_status status = take_text(t->state, text, err);
     if (status != TSR_OK) tsr_error_context(err, "share %" PRIu64 " of %" PRIu64, done[0], done[1]);
     return status;
 }
 
-static bool is_done(const note_taker *t, uint64_t part)
+static bool is_done(const note_taker *t, uint64_t share)
 {
     const uint64_t *done = t->done.items;
     for (size_t i = 0; i < t->done.count; i++)
-        if (done[2 * i] == part && done[2 * i + 1] == t->parts) return true;
+        if (done[2 * i] == share && done[2 * i + 1] == t->shares) return true;
     return false;
 }
 
-static bool is_missing(const void *ctx, uint64_t part)
+static bool is_missing(const void *ctx, uint64_t share)
 {
-    return !is_done(ctx, part);
+    return !is_done(ctx, share);
 }
 
 static tsr_status end_published(job_state *s, tsr_error *err)
@@ -242,7 +242,7 @@ static tsr_status complete(job_state *s, const note_taker *t, tsr_error *err)
 {
     const uint64_t left = tsr_work_left(s->work, 0, 1);
     s->job->units_found = tsr_work_units(s->work) - left;
-    if (s->finish && left) return tsr_job_refuse_missing(s, t->parts ? t->parts : 1, is_missing, t, err);
+    if (s->finish && left) return tsr_job_refuse_missing(s, t->shares ? t->shares : 1, is_missing, t, err);
     return tsr_work_run_files(s->work, 0, 1, err);
 }
 
@@ -286,7 +286,7 @@ static tsr_status open_output(job_state *s, tsr_error *err)
                                                .names = names,
                                                .name_count = count,
                                                .notes = s->notes,
-                                               .takes_over = s->is_shared && !s->part,
+                                               .takes_over = s->is_shared && !s->share,
                                                .discard_parts = s->job->discards_parts};
     if (status == TSR_OK) status = tsr_object_output_open(s->job->host, s->job->destination, &options, &s->output, err);
     if (status == TSR_OK && s->is_first) tsr_job_warn_of_other_parts(&s->job->environment, s->output, s->job->destination);
@@ -375,7 +375,7 @@ static tsr_status do_on_ranks(job_state *s, tsr_error *err)
 
 static tsr_status do_units(job_state *s, tsr_error *err)
 {
-    if (s->is_shared) return s->part ? do_part(s, err) : do_rest(s, err);
+    if (s->is_shared) return s->share ? do_share(s, err) : do_rest(s, err);
     return is_on_ranks(s) ? do_on_ranks(s, err) : tsr_work_run(s->work, 0, 1, NULL, err);
 }
 

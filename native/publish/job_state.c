@@ -302,7 +302,7 @@ static tsr_status look(const job_state *s, found *out, tsr_error *err)
     const tsr_status status = tsr_path_store_open(s->job->host, s->job->destination, &store, &why);
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
-    /* A run that was killed after it had published a plan's parts leaves their notes, which the next one removes. */
+    /* A run that was killed after it had published a plan's shares leaves their notes, which the next one removes. */
     const bool has_notes = s->is_shared && tsr_is_object_url(s->job->destination) && tsr_path_store_hidden(store).count;
     out->exists = store->file_count > 0 && !is_unmarked(s, store) && !has_notes;
     for (uint32_t f = 0; f < store->file_count && s->job->is_directory; f++) {
@@ -418,12 +418,12 @@ tsr_status tsr_job_exchange_records(const job_state *s, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
+tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t shares, bool (*is_missing)(const void *ctx, uint64_t share),
                                   const void *ctx, tsr_error *err)
 {
     tsr_str names = TSR_STR("");
     uint64_t missing = 0;
-    for (uint64_t p = 1; p <= parts; p++) {
+    for (uint64_t p = 1; p <= shares; p++) {
         if (!is_missing(ctx, p) || missing++ >= MOST_PARTS_NAMED) continue;
         names = tsr_arena_format(s->job->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p);
         if (!names.data) return TSR_E_NOMEM;
@@ -432,7 +432,7 @@ tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t parts, bool (*is_
         err, TSR_E_USAGE, TSR_NO_POSITION,
         "cannot finish '%s': share%s %.*s%s of %" PRIu64 " %s not done (%" PRIu64 " of %" PRIu64 " units are left)",
         s->job->destination, missing == 1 ? "" : "s", TSR_STR_ARG(names), missing > MOST_PARTS_NAMED ? " and more" : "",
-        parts, missing == 1 ? "is" : "are", tsr_work_left(s->work, 0, 1), tsr_work_units(s->work));
+        shares, missing == 1 ? "is" : "are", tsr_work_left(s->work, 0, 1), tsr_work_units(s->work));
 }
 
 /* ---- the text of a job ---- */

@@ -34,7 +34,7 @@
 /* How much of a job one run does. */
 typedef enum tsr_job_extent {
     TSR_JOB_WHOLE,           /* all of it. What runs of other jobs left next to the destination is removed */
-    TSR_JOB_SHARE,           /* one of `parts` shares, which may run anywhere at any time. Publishes nothing */
+    TSR_JOB_SHARE,           /* one of the shares, which may run anywhere at any time. Publishes nothing */
     TSR_JOB_REST,            /* everything that no share has done, and the publication */
     TSR_JOB_FINISH,          /* the publication of what shares have done; refused if one of them is missing */
     TSR_JOB_SHARE_AND_FINISH /* a share, then TSR_JOB_FINISH */
@@ -60,7 +60,7 @@ typedef struct tsr_job {
     bool discards_parts; /* unfinished shares of other jobs are removed, too */
     bool is_trusting;    /* what other runs wrote is not checked again */
     tsr_job_extent extent;
-    uint64_t part, parts; /* the share, counted from 1 */
+    uint64_t share, shares; /* the share, counted from 1 */
     /* Describes the job in lines of text: two jobs with the same lines write the same bytes. The first line is TSR_JOURNAL_MAGIC. */
     tsr_status (*describe)(void *ctx, tsr_str *text, tsr_error *err);
     bool describes_plan; /* `describe` reads `conversion`, planned for a new destination */
@@ -149,7 +149,7 @@ tsr_status tsr_ranked_output_resumed(tsr_ranked_output *output, tsr_object_resum
 
 /* ---- job state ---- */
 
-/* How a run begins: from scratch, or with what an earlier run of the same job, or another part of it, has done. */
+/* How a run begins: from scratch, or with what an earlier run of the same job, or another share of it, has done. */
 typedef struct job_start {
     tsr_str text; /* the text of this job */
     tsr_leftover *found;
@@ -171,10 +171,10 @@ typedef struct job_state {
     tsr_job *job;
     const job_backend *backend;
     tsr_comm *ranks;
-    bool is_first;        /* the only process, or rank 0, which decides for all */
-    bool is_shared;       /* shares of the job may run anywhere at any time */
-    uint64_t part, parts; /* the share, counted from 1; 0 of 0: all that is left */
-    bool finish;          /* all parts must be done: write what surrounds their units, and publish */
+    bool is_first;          /* the only process, or rank 0, which decides for all */
+    bool is_shared;         /* shares of the job may run anywhere at any time */
+    uint64_t share, shares; /* the share, counted from 1; 0 of 0: all that is left */
+    bool finish;            /* all shares must be done: write what surrounds their units, and publish */
     tsr_convert_options options;
     tsr_work *work;
     uint32_t planned;            /* the generation that it was planned for */
@@ -187,9 +187,9 @@ typedef struct job_state {
     job_start start;
     tsr_journals journals;
     tsr_journal *journal;
-    bool joins; /* the files of an earlier run or another part are continued */
+    bool joins; /* the files of an earlier run or another share are continued */
     /* job_objects.c */
-    tsr_str notes; /* the common beginning of the names of its parts' notes */
+    tsr_str notes; /* the common beginning of the names of its shares' notes */
     tsr_ranked_output ranked;
     struct part_output *taken; /* the output of a share, or of what takes them over */
 } job_state;
@@ -218,7 +218,7 @@ __attribute__((format(printf, 2, 3))) void tsr_job_warn(const tsr_job_environmen
 /* Warns which files of the destination stay. */
 tsr_status tsr_job_note_kept(const tsr_job_environment *environment, const tsr_replacement *replacement,
                              const char *destination, tsr_arena *arena, tsr_error *err);
-/* Warns of leftovers of unfinished parts of other plans in an object store. They stay there. */
+/* Warns of leftovers of unfinished shares of other plans in an object store. They stay there. */
 void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const tsr_output *output, const char *destination);
 /* tsr_journals_hold, with a warning of what it removed. */
 tsr_status tsr_job_hold_destination(const tsr_job_environment *environment, tsr_journals *journals, const char *destination,
@@ -242,8 +242,8 @@ tsr_status tsr_job_find_completed(job_state *s, tsr_error *why, tsr_error *err);
 void tsr_job_close_outputs(job_state *s);
 /* Tells all ranks which units each of them has done. */
 tsr_status tsr_job_exchange_records(const job_state *s, tsr_error *err);
-/* TSR_E_USAGE that lists which of the parts 1 to `parts` are not done. */
-tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
+/* TSR_E_USAGE that lists which of the shares 1 to `shares` are not done. */
+tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t shares, bool (*is_missing)(const void *ctx, uint64_t share),
                                   const void *ctx, tsr_error *err);
 
 #endif

@@ -199,7 +199,7 @@ tsr_status tsr_journal_begin(const tsr_journals *journals, const char *tag, tsr_
     char stem[TSR_STEM_SIZE + 1];
     *j = (tsr_journal){.journals = journals, .fd = -1};
     snprintf(j->name, sizeof j->name, ".%s.tessera-%s.%" PRIu64 "-%s-%" PRIu64, tsr_stem_of(journals->name, stem), tag,
-             share.part, share.by_ranks ? "by" : "of", share.parts);
+             share.share, share.by_ranks ? "by" : "of", share.shares);
     tsr_status status = begin(j, text, err);
     if (status == TSR_OK) *out = j;
     else tsr_journal_close(j);

@@ -1,15 +1,15 @@
-/* Journals record on disk, next to an unpublished output, which parts of it are done. Later runs or other processes can then
+/* Journals record on disk, next to an unpublished output, which shares of the job are done. Later runs or other processes can then
  * continue the work. Journals also distinguish what killed runs left from files of others: only what a journal lists is
  * removed.
  *
  *   dir/NAME                          the destination; the names below contain its stem (destination.h)
  *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-N (directory.h)
- *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that describe the work, an empty line, records
+ *   dir/.NAME.tessera-TAG.2-of-8      journal of share 2 of 8: lines of text that describe the work, an empty line, records
  *   dir/.NAME.tessera-TAG.2-by-8      the same, of the second of 8 ranks that work together
  *   dir/.NAME.tessera-TAG.publishing  the record of a publication that has begun (record.h)
  *
  * The process that writes a journal locks it, which distinguishes work in progress from that of killed processes. A
- * journal is created before its output. TAG is "w" and 16 hexadecimal digits. They are random, except for the parts of a
+ * journal is created before its output. TAG is "w" and 16 hexadecimal digits. They are random, except for the shares of a
  * plan: these must find each other, so their tag is a hash of the text. Files are created with O_EXCL and opened with
  * O_NOFOLLOW. Only regular files that belong to this user and have one name count as journals. */
 #ifndef TSR_NATIVE_JOURNAL_H
@@ -72,8 +72,8 @@ tsr_status tsr_journals_hold(tsr_journals *journals, const char *path, uint64_t 
 /* A journal, a record of a publication or an unpublished output that was found. */
 typedef struct tsr_leftover {
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    uint64_t part, parts; /* of a journal, from 1; otherwise 0 of 0 */
-    /* Of ranks of one job, which has ended unless this is busy; parts of a plan may be written days apart. */
+    uint64_t share, shares; /* of a journal, from 1; otherwise 0 of 0 */
+    /* Of ranks of one job, which has ended unless this is busy; shares of a plan may be written days apart. */
     bool by_ranks;
     bool busy; /* a process is writing it */
     /* The record of a publication, whose output is complete; `text` is empty if it was lost in a power failure. */
@@ -81,7 +81,7 @@ typedef struct tsr_leftover {
     tsr_str text; /* without the empty line; empty: it was cut off before its output was begun */
     tsr_str records;
 } tsr_leftover;
-/* Lists all of them by tag and part, in `arena`. Ignores links, files of other users and other contents. */
+/* Lists all of them by tag and share, in `arena`. Ignores links, files of other users and other contents. */
 tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr_leftover **out, size_t *count,
                              tsr_error *err);
 /* What was found under one tag. */
@@ -89,7 +89,7 @@ typedef struct tsr_left_job {
     size_t size;             /* how many leftovers */
     bool is_busy;            /* a process is writing one of them */
     bool has_journal;        /* or a record; without one, nothing shows whose they are */
-    uint64_t parts;          /* the number of parts of a plan, of which more may be written at any time; 0: not of a plan */
+    uint64_t shares;         /* the number of shares of a plan, of which more may be written at any time; 0: not of a plan */
     const tsr_leftover *run; /* the journal of a run, of one process or of ranks; or NULL */
 } tsr_left_job;
 /* Sums up the leftovers that have the tag of the first one. They must be in the order of tsr_journals_list. */
@@ -108,9 +108,9 @@ tsr_status tsr_journals_publishing_output(const tsr_journals *journals, const ch
                                           tsr_output *companion, bool durable, tsr_error *err);
 
 typedef struct tsr_journal tsr_journal;
-/* The share of a job that one process does: part 1 to `parts`, of ranks that work together or of independent processes. */
+/* The share of a job that one process does: share 1 to `shares`, of ranks that work together or of independent processes. */
 typedef struct tsr_journal_share {
-    uint64_t part, parts;
+    uint64_t share, shares;
     bool by_ranks;
 } tsr_journal_share;
 

@@ -79,11 +79,11 @@ static bool is_part(const char *rest, tsr_leftover *out)
 {
     char *end;
     if (*rest != '.') return false;
-    out->part = strtoull(rest + 1, &end, 10);
+    out->share = strtoull(rest + 1, &end, 10);
     out->by_ranks = strncmp(end, "-by-", 4) == 0;
     if (!out->by_ranks && strncmp(end, "-of-", 4) != 0) return false;
-    out->parts = strtoull(end + 4, &end, 10);
-    return *end == '\0' && out->part >= 1 && out->part <= out->parts;
+    out->shares = strtoull(end + 4, &end, 10);
+    return *end == '\0' && out->share >= 1 && out->share <= out->shares;
 }
 
 /* ---- listing ---- */
@@ -138,7 +138,7 @@ static bool begins_like(tsr_str bytes, tsr_str magic)
 static tsr_status look_at(const listing *l, int directory, const char *name, tsr_leftover *out, bool *ours, tsr_error *err)
 {
     struct stat info;
-    if (!out->publishing && !out->part) {
+    if (!out->publishing && !out->share) {
         *ours = l->journals->sys->link_stat_at(l->journals->sys, directory, name, &info) == 0 && !S_ISLNK(info.st_mode) &&
                 info.st_uid == geteuid();
         return TSR_OK;
@@ -156,7 +156,7 @@ static tsr_status look_at(const listing *l, int directory, const char *name, tsr
 static tsr_status add_name(void *ctx, int directory, const char *name, tsr_error *err)
 {
     listing *l = ctx;
-    tsr_leftover found = {.part = 0};
+    tsr_leftover found = {.share = 0};
     bool ours = false;
     const char *rest = behind_tag(l->journals, name, found.tag);
     if (!rest) return TSR_OK;
@@ -186,7 +186,7 @@ static int by_tag(const void *a, const void *b)
 {
     const tsr_leftover *x = a, *y = b;
     const int order = strcmp(x->tag, y->tag);
-    return order ? order : (x->part > y->part) - (x->part < y->part);
+    return order ? order : (x->share > y->share) - (x->share < y->share);
 }
 
 tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr_leftover **out, size_t *count,
@@ -209,9 +209,9 @@ tsr_left_job tsr_journals_group(const tsr_leftover *found, size_t count)
     tsr_left_job job = {0};
     for (const tsr_leftover *l = found; job.size < count && strcmp(l->tag, found->tag) == 0; l++, job.size++) {
         job.is_busy |= l->busy;
-        job.has_journal |= l->part || l->publishing;
-        if (l->by_ranks || l->parts == 1) job.run = l->text.size || !job.run ? l : job.run;
-        else if (l->parts > job.parts) job.parts = l->parts;
+        job.has_journal |= l->share || l->publishing;
+        if (l->by_ranks || l->shares == 1) job.run = l->text.size || !job.run ? l : job.run;
+        else if (l->shares > job.shares) job.shares = l->shares;
     }
     return job;
 }
@@ -354,7 +354,7 @@ static tsr_status remove_inner(const removal *r, tsr_error *err)
 static tsr_status remove_journal(void *ctx, int directory, const char *name, tsr_error *err)
 {
     const removal *r = ctx;
-    tsr_leftover found = {.part = 0};
+    tsr_leftover found = {.share = 0};
     bool ours = false;
     const listing l = {r->journals, r->arena, {0}};
     const char *rest = behind_tag(r->journals, name, found.tag);

@@ -56,7 +56,7 @@ static void find_interrupted(publishing *s, tsr_str text, const tsr_leftover *fo
 {
     for (size_t i = 0; i < count && !s->continues; i++) {
         const tsr_leftover *l = &found[i];
-        s->continues = l->part == 1 && l->parts == 1 && !l->busy && tsr_str_equal(l->text, text);
+        s->continues = l->share == 1 && l->shares == 1 && !l->busy && tsr_str_equal(l->text, text);
         for (size_t k = 0; k < count; k++) s->continues &= !(found[k].publishing && strcmp(found[k].tag, l->tag) == 0);
         if (s->continues) memcpy(s->place.tag, l->tag, sizeof s->place.tag);
     }
@@ -75,7 +75,7 @@ static tsr_status remove_leftovers(publishing *s, tsr_arena *arena, tsr_error *e
         const tsr_leftover *l = &found[i];
         const bool ours = !l->text.size || tsr_journal_is_of(l->text, lines, &generation);
         if (s->continues && strcmp(l->tag, s->place.tag) == 0) continue;
-        if (l->part == 1 && l->parts == 1 && !l->busy && ours) TSR_TRY(tsr_journals_discard(&s->journals, l->tag, err));
+        if (l->share == 1 && l->shares == 1 && !l->busy && ours) TSR_TRY(tsr_journals_discard(&s->journals, l->tag, err));
     }
     return TSR_OK;
 }

@@ -359,12 +359,12 @@ static tsr_status clear_listed(const tsr_journals *j, warning w, tsr_arena *aren
         const tsr_left_job left = tsr_journals_group(found + i, count - i);
         size = left.size;
         if (left.is_busy || !left.has_journal) continue; /* without a journal, nothing shows whose it is */
-        if (left.parts) {
+        if (left.shares) {
             warn(w,
                  "'%s' has an unfinished job of %" PRIu64
                  " shares of a plan; its files '.%s.tessera-%s…' are kept; `tessera "
                  "exec --discard-parts` removes them",
-                 w.path, left.parts, j->name, found[i].tag);
+                 w.path, left.shares, j->name, found[i].tag);
             continue;
         }
         warn(w, "removing the remains of an interrupted run for '%s'", w.path);

@@ -283,8 +283,8 @@ static void test_convert_work__a_part_that_does_not_exist_is_refused(void **stat
     new_output(&j);
     tsr_work *work = new_work(&j);
     assert_int_equal(tsr_work_run(work, 3, 3, NULL, &err), TSR_E_USAGE);
-    assert_string_equal(err.message, "there is no part 3 of 3");
-    assert_int_equal(tsr_work_run(work, 400, 1000, NULL, NULL), TSR_OK); /* more parts than units */
+    assert_string_equal(err.message, "there is no share 3 of 3");
+    assert_int_equal(tsr_work_run(work, 400, 1000, NULL, NULL), TSR_OK); /* more shares than units */
     tsr_work_free(work);
     end(&j);
 }

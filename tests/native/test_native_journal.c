@@ -103,7 +103,7 @@ static void test_native_journal__a_process_at_work_is_told_from_a_killed_one(voi
     assert_non_null(strstr(err.message, "another process"));
     list(&p);
     assert_int_equal(p.count, 1);
-    assert_true(p.found[0].busy && p.found[0].part == 1 && p.found[0].parts == 3);
+    assert_true(p.found[0].busy && p.found[0].share == 1 && p.found[0].shares == 3);
     assert_true(tsr_str_equal(p.found[0].text, tsr_str_from(text)));
     tsr_journal_close(journal);
     list(&p);
@@ -139,9 +139,9 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
     for (size_t i = 0; i < p.count; i++) {
         const tsr_leftover *l = &p.found[i];
         notes += l->publishing && l->text.size;
-        outputs += !l->part && !l->publishing;
-        parts += l->part && l->text.size;
-        torn += l->part && !l->text.size;
+        outputs += !l->share && !l->publishing;
+        parts += l->share && l->text.size;
+        torn += l->share && !l->text.size;
     }
     assert_true(parts == 2 && outputs == 2 && notes == 1 && torn == 1);
     assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK);

@@ -21,10 +21,10 @@ static tsr_status parse_share(const char *text, cli_writing *w, tsr_error *err)
 {
     char *slash, *end;
     if (!text) return TSR_OK;
-    w->part = strtoull(text, &slash, 10);
-    w->parts = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
-    const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->parts && *end == '\0';
-    if (digits && w->part >= 1 && w->part <= w->parts) return TSR_OK;
+    w->share = strtoull(text, &slash, 10);
+    w->shares = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
+    const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->shares && *end == '\0';
+    if (digits && w->share >= 1 && w->share <= w->shares) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--share expects i/N with i from 1 to N, such as 3/8, not '%s'",
                      text);
 }
@@ -85,7 +85,7 @@ static tsr_status execute(execution *e, tsr_error *err)
     if (status == TSR_OK) status = read_plan(e, err);
     if (status == TSR_OK) status = open_source(e, err);
     /* A share writes only units. What publishes them also copies the settings. */
-    const bool publishes = !w->part || w->finish;
+    const bool publishes = !w->share || w->finish;
     cli_config_copy config = {.text = TSR_STR("")};
     if (status == TSR_OK && publishes) status = cli_config_plan(w, &config, err);
     if (status == TSR_OK) status = cli_write(w, err);

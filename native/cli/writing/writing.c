@@ -188,8 +188,8 @@ static void report_text(const cli_writing *w)
         fprintf(stderr, "resumed: %s of %s %s done already\n", cli_number(w->job.units_found).text,
                 cli_plural(w->job.units, "unit").text, w->job.units_found == 1 ? "was" : "were");
     }
-    if (w->part && !w->job.published) {
-        fprintf(stderr, "share %" PRIu64 " of %" PRIu64 " of ", w->part, w->parts);
+    if (w->share && !w->job.published) {
+        fprintf(stderr, "share %" PRIu64 " of %" PRIu64 " of ", w->share, w->shares);
         cli_put(stderr, tsr_str_from(w->destination));
         fprintf(stderr, " is done; %.2f s\n", w->seconds);
         return;
@@ -223,11 +223,11 @@ static void put_run(void *ctx, tsr_json *json)
     } counts[] = {{"units", w->job.units},
                   {"found_done", w->job.units_found},
                   {"left", w->job.units_left},
-                  {"part", w->part},
-                  {"parts", w->parts}};
+                  {"part", w->share},
+                  {"parts", w->shares}};
     tsr_json_put_bool(json, "published", w->job.published);
     tsr_json_put_object(json, "work");
-    for (size_t i = 0; i < (w->part ? 5u : 3u); i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
+    for (size_t i = 0; i < (w->share ? 5u : 3u); i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
     tsr_json_object_end(json);
     if (resumed_remotely(w)) cli_put_resumed(json, &w->job.resumed);
 }
@@ -535,7 +535,7 @@ static tsr_status unchanged(void *ctx, tsr_error *err)
 static tsr_job_extent extent_of(const cli_writing *w)
 {
     if (!w->is_exec) return TSR_JOB_WHOLE;
-    if (w->part) return w->finish ? TSR_JOB_SHARE_AND_FINISH : TSR_JOB_SHARE;
+    if (w->share) return w->finish ? TSR_JOB_SHARE_AND_FINISH : TSR_JOB_SHARE;
     return w->finish ? TSR_JOB_FINISH : TSR_JOB_REST;
 }
 
@@ -561,8 +561,8 @@ static void make_job(cli_writing *w, const tsr_convert_options *options)
                        .discards_parts = w->options->discard_parts,
                        .is_trusting = w->options->no_verify,
                        .extent = extent_of(w),
-                       .part = w->part,
-                       .parts = w->parts,
+                       .share = w->share,
+                       .shares = w->shares,
                        .describe = describe,
                        .list_inputs = list_inputs,
                        .unchanged = unchanged,

@@ -35,13 +35,13 @@ typedef struct cli_writing {
     bool per_part;
     const tsr_shards *shards; /* with TSR_TO_RANKS: how tensors are sharded, and for how many ranks */
     uint32_t world_size;
-    const tsr_plan *plan;  /* NULL: convert; otherwise reshard */
-    tsr_plan_job plan_job; /* what the plan was made for; a conversion has no `target` */
-    tsr_storage storage;   /* parsed from plan_job.storage; only if that lists servers */
-    uint64_t part, parts;  /* exec: the part, counted from 1; 0 of 0: all that is left */
+    const tsr_plan *plan;   /* NULL: convert; otherwise reshard */
+    tsr_plan_job plan_job;  /* what the plan was made for; a conversion has no `target` */
+    tsr_storage storage;    /* parsed from plan_job.storage; only if that lists servers */
+    uint64_t share, shares; /* exec: the share, counted from 1; 0 of 0: all that is left */
     bool is_exec;
     bool is_reported; /* by the caller, who reads `job` and `seconds` */
-    bool finish;      /* all parts must be done: write what surrounds their units, and publish */
+    bool finish;      /* all shares must be done: write what surrounds their units, and publish */
     tsr_arena *arena;
     const char *against;   /* path of what the result must fit; NULL: none */
     const char *plan_path; /* of exec; NULL: none */

@@ -3,20 +3,20 @@
  *
  *   what goes into the files    [ a ][ b ······················ ][c][d][ e ··········· ]
  *   units of at most 16 MiB      0    1         2         3       4     5        6
- *   parts (here of 3)            part 0            part 1            part 2
+ *   shares (here of 3)            share 0            share 1            share 2
  *
  * The size of every file and the position of every byte are known before the first byte is moved, and units depend only on
- * the source and the options. The output is therefore the same for any number of parts, processes and threads. Later steps
+ * the source and the options. The output is therefore the same for any number of shares, processes and threads. Later steps
  * need only the record of a unit, a few bytes: its number and its CRCs. The order of calls, here with ranks that
  * communicate:
  *
  *   all ranks   tsr_work_new, tsr_work_open(output)        each its own output over the same unpublished files
- *               tsr_work_run(part = rank, parts = size)
+ *               tsr_work_run(share = rank, shares = size)
  *               tsr_work_records → tsr_comm_gather_blobs → at rank 0 tsr_work_take of every blob
  *   rank 0      tsr_work_finish; output->publish(output, conversion->marker)
  *
  * Ranks other than 0 must have written (and where caches are not shared, synced: output->sync) before rank 0 finishes;
- * gathering the records ensures this order. tsr_convert makes these calls with one part. Thread rule: one thread per
+ * gathering the records ensures this order. tsr_convert makes these calls with one share. Thread rule: one thread per
  * tsr_work, which uses the host's threads.
  *
  * Example:
@@ -25,7 +25,7 @@
  *     tsr_work *work;
  *     status = tsr_work_new(checkpoint, &options, 0, arena, &work, &err);
  *     if (status == TSR_OK) status = tsr_work_open(work, output, &err);
- *     for (uint64_t part = 0; status == TSR_OK && part < 8; part++) status = tsr_work_run(work, part, 8, NULL, &err);
+ *     for (uint64_t share = 0; status == TSR_OK && share < 8; share++) status = tsr_work_run(work, share, 8, NULL, &err);
  *     if (status == TSR_OK) status = tsr_work_finish(work, &err);
  *     if (status == TSR_OK) status = output->publish(output, tsr_work_conversion(work)->marker, &err); */
 #ifndef TESSERA_SYS_WORK_H
@@ -61,15 +61,15 @@ typedef struct tsr_work_journal {
     bool finishes; /* tsr_work_finish follows immediately: the last records are not worth a sync */
 } tsr_work_journal;
 
-/* The units of part `part` (from 0) of `parts` that are not done yet. Parts are contiguous shares of all units, even in
- * bytes; there may be more parts than units. `journal` may be NULL: then nothing is synced. After a failure the units
+/* The units of share `share` (from 0) of `shares` that are not done yet. Shares are contiguous runs of all units, even in
+ * bytes; there may be more shares than units. `journal` may be NULL: then nothing is synced. After a failure the units
  * finished so far stay done. */
-tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err);
-/* The same for outputs whose files cannot be written by two processes: each file belongs to one part. Needs options.unit_bytes of
+tsr_status tsr_work_run(tsr_work *work, uint64_t share, uint64_t shares, const tsr_work_journal *journal, tsr_error *err);
+/* The same for outputs whose files cannot be written by two processes: each file belongs to one share. Needs options.unit_bytes of
  * UINT64_MAX. */
-tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err);
-/* How many units of a part are not done. */
-uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts);
+tsr_status tsr_work_run_files(tsr_work *work, uint64_t share, uint64_t shares, tsr_error *err);
+/* How many units of a share are not done. */
+uint64_t tsr_work_left(const tsr_work *work, uint64_t share, uint64_t shares);
 
 /* Appends the records of all units that are done to `out`, a vec of bytes: what tsr_work_take takes, on any machine. */
 tsr_status tsr_work_records(const tsr_work *work, tsr_vec *out, tsr_error *err);
@@ -81,7 +81,7 @@ tsr_status tsr_work_take(tsr_work *work, tsr_str records, size_t *taken, tsr_err
 /* When all units are done: headers, directories, index, `.metadata`. TSR_E_USAGE when some are not. Does not publish. */
 tsr_status tsr_work_finish(tsr_work *work, tsr_error *err);
 
-/* For a part of tsr_work_run_files that knows nothing of the other parts: writes what surrounds the tensors in its files. What surrounds
+/* For a share of tsr_work_run_files that knows nothing of the other shares: writes what surrounds the tensors in its files. What surrounds
  * those of other files is written too, with wrong checksums: the output has to pass over these files. */
 tsr_status tsr_work_surround(tsr_work *work, tsr_error *err);
 
