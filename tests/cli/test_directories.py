@@ -374,6 +374,16 @@ def test_a_marker_file_is_followed_and_named(t):
 
 
 @test
+def test_an_error_in_a_step_that_was_chosen_names_the_step(t):
+    path = run_of_steps(t, 1, 2, below=".")
+    os.remove(t.at("run", "step-2", ".metadata"))
+    for step in ("latest", "2"):
+        message = t.run("inspect", path, "--step", step, status=2).stderr.decode()
+        need("'.metadata' is missing" in message and message.endswith(", in step-2\n"), message)
+    need(", in" not in t.run("inspect", t.at("run", "step-2"), status=2).stderr.decode(), "there is no step to name")
+
+
+@test
 def test_a_marker_of_a_directory_that_may_not_be_read_says_so(t):
     if os.geteuid() == 0 and not shutil.which("setpriv"):
         raise Skip("root can read everything, and setpriv is not installed")

@@ -688,7 +688,8 @@ static tsr_status open_as(tsr_store *store, const tsr_host *host, const tsr_open
     checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
     tsr_status status = checkpoint->findings ? read_checkpoint(checkpoint, form, err) : TSR_E_NOMEM;
     if (status == TSR_OK) *out = checkpoint;
-    else tsr_checkpoint_close(checkpoint);
+    else if (checkpoint->step.size) tsr_error_context(err, "%.*s", TSR_STR_ARG(checkpoint->step));
+    if (status != TSR_OK) tsr_checkpoint_close(checkpoint);
     return status;
 }
 
