@@ -36,15 +36,17 @@ static tsr_place metadata_place(const placer *p, tsr_str fqn)
     return (tsr_place){p->checkpoint->store->files[p->source->file].name, TSR_NO_POSITION, fqn};
 }
 
-/* Formats dims as "[3, 0]" in a buffer; ends with "…" if they do not fit. */
-static const char *dims_text(const uint64_t *dims, uint32_t ndim, char *out, size_t size)
+/* " at offsets [3, 0]", in a buffer, with as many of them as fit; empty for an object, which has none. */
+static const char *at_offsets(const uint64_t *offsets, uint32_t ndim, char *out, size_t size)
 {
-    size_t used = 0;
-    out[used++] = '[';
+    static const char at[] = " at offsets [";
+    size_t used = sizeof at - 1;
+    if (!offsets) return "";
+    memcpy(out, at, used);
     for (uint32_t d = 0; d < ndim && used + 30 < size; d++) {
         char digits[20];
         int count = 0;
-        uint64_t value = dims[d];
+        uint64_t value = offsets[d];
         do digits[count++] = (char)('0' + value % 10);
         while (value /= 10);
         if (d) out[used++] = ',', out[used++] = ' ';
@@ -179,14 +181,15 @@ static tsr_status match(placer *p, const record *r, const tsr_entry **entry, tsr
     if (tensor && r->offsets && r->ndim == (*entry)->ndim) TSR_TRY(chunk_at(p, part, r->offsets, r->hint, out, err));
     if (!*out) {
         return tsr_finding_add(p->checkpoint->findings, "dcp/record-without-chunk", metadata_place(p, r->fqn), err,
-                               "storage_data has an item of '%.*s' at offsets %s, where the metadata lists no chunk",
-                               TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->ndim, text, sizeof text) : "none");
+                               "storage_data has an item of '%.*s'%s, where the metadata lists no chunk",
+                               TSR_STR_ARG(r->fqn),
+                               r->offsets ? at_offsets(r->offsets, r->ndim, text, sizeof text) : " without offsets");
     }
     if ((*out)->byte_length == NO_RECORD) return TSR_OK;
     *out = NULL;
     return tsr_finding_add(p->checkpoint->findings, "dcp/duplicate-record", metadata_place(p, r->fqn), err,
-                           "storage_data has two items of '%.*s' at offsets %s", TSR_STR_ARG(r->fqn),
-                           r->offsets ? dims_text(r->offsets, r->ndim, text, sizeof text) : "none");
+                           "storage_data has two items of '%.*s'%s", TSR_STR_ARG(r->fqn),
+                           at_offsets(r->offsets, r->ndim, text, sizeof text));
 }
 
 /* ---- placing ---- */
@@ -197,8 +200,8 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
     char text[256];
     return tsr_finding_add(p->checkpoint->findings, "dcp/beyond-end",
                            (tsr_place){f->name, r->byte_offset < 0 ? TSR_NO_POSITION : (uint64_t)r->byte_offset, r->fqn},
-                           err, "'%.*s' at offsets %s is placed at byte %lld with %lld bytes, but '%.*s' has only %llu",
-                           TSR_STR_ARG(r->fqn), r->offsets ? dims_text(r->offsets, r->ndim, text, sizeof text) : "none",
+                           err, "'%.*s'%s is placed at byte %lld with %lld bytes, but '%.*s' has only %llu",
+                           TSR_STR_ARG(r->fqn), at_offsets(r->offsets, r->ndim, text, sizeof text),
                            (long long)r->byte_offset, (long long)r->byte_length, TSR_STR_ARG(f->name),
                            (unsigned long long)f->size);
 }
@@ -324,12 +327,10 @@ static tsr_status report_unplaced_of(placer *p, const tsr_dcp_part *part, const 
         tsr_chunk *chunk = &p->source->chunks[part->first + c];
         if (chunk->byte_length != NO_RECORD) continue;
         chunk->byte_length = 0;
-        const char *offsets =
-            entry->kind == TSR_ENTRY_TENSOR ? dims_text(chunk->offsets, entry->ndim, text, sizeof text) : "none";
-        TSR_TRY(
-            tsr_finding_add(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
-                            "chunk %llu of '%.*s' (offsets %s) has no item in storage_data, so its bytes cannot be found",
-                            (unsigned long long)c, TSR_STR_ARG(entry->fqn), offsets));
+        const char *at = entry->kind == TSR_ENTRY_TENSOR ? at_offsets(chunk->offsets, entry->ndim, text, sizeof text) : "";
+        TSR_TRY(tsr_finding_add(p->checkpoint->findings, "dcp/no-record", metadata_place(p, entry->fqn), err,
+                                "chunk %llu of '%.*s'%s has no item in storage_data, so its bytes cannot be found",
+                                (unsigned long long)c, TSR_STR_ARG(entry->fqn), at));
     }
     return TSR_OK;
 }
