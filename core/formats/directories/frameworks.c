@@ -1010,7 +1010,6 @@ static const tsr_part_row prime_parts[] = {
 
 /* ---- pipelines of diffusers: model_index.json names the directories of the models, of schedulers and of tokenizers ---- */
 
-#ifndef TSR_SMALL
 #define PIPELINE "model_index.json"
 
 /* Whether a directory of the pipeline has the weights of a model. */
@@ -1088,7 +1087,6 @@ READER(tsr_reader_diffusers, TSR_FORMAT_DIFFUSERS);
 const tsr_directory tsr_directory_diffusers = {
     .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
 static const tsr_part_row pipeline_parts[] = {{.mounts = mount_pipeline}, {.part = NULL}};
-#endif
 
 /* ---- the table ---- */
 
@@ -1105,9 +1103,7 @@ static const tsr_framework frameworks[] = {
     {TSR_FORMAT_AUTOMODEL, .unfinished = AUTOMODEL_UNFINISHED, .parts = {automodel_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
-#ifndef TSR_SMALL
     {TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, TSR_LEFT_FILES},
-#endif
     {.format = TSR_FORMAT_NONE},
 };
 

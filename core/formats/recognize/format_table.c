@@ -21,9 +21,7 @@ const tsr_directory *const tsr_directories[] = {
     &tsr_directory_automodel,
     &tsr_directory_olmo,
     &tsr_directory_prime,
-#ifndef TSR_SMALL /* the browser's module has no room for it */
     &tsr_directory_diffusers,
-#endif
     &tsr_directory_dcp_without_metadata,
     &tsr_directory_dcp,
     NULL,
