@@ -16,9 +16,15 @@ async function eachView(page, body) {
   await page.getByRole("button", { name: "Tessera", exact: true }).click();
   await page.locator(".samples button").first().waitFor();
   await body("start");
-  await openSample(page, "broken_dcp_overlap");
+  await openSample(page, "broken_dcp_hole");
   await page.locator(".window .row .text", { hasText: "weight" }).click();
   await page.getByLabel("Slice").waitFor();
+  await body("values");
+  await page.getByRole("button", { name: "Tessera", exact: true }).click();
+  await page.locator(".samples button").first().waitFor();
+  await openSample(page, "broken_dcp_overlap");
+  await page.locator(".window .row .text", { hasText: "weight" }).click();
+  await page.locator(".detail", { hasText: "its chunks overlap" }).waitFor();
   await body("entries");
   for (const [tab, ready] of Object.entries(READY)) {
     await goTo(page, tab === "Problems" ? /^Problems/ : tab);

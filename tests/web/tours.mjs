@@ -47,9 +47,11 @@ async function testListByTouch(page, scratch) {
     await expectTouchable(page, "the list");
     await swipe(page, ".grid", 6);
     await page.waitForFunction(() => document.querySelector(".grid").scrollTop > 1000);
-    const at = await page.locator(".grid").evaluate((e) => e.scrollTop);
-    const row = page.locator(".window .row:not(.group)").nth(3), name = await row.locator(".text").textContent();
-    await page.waitForTimeout(100);
+    // The list must have come to rest, and the row be visible, or the tap scrolls to it.
+    await page.waitForFunction(() => { const { scrollTop } = document.querySelector(".grid"), rests = scrollTop === globalThis.before; globalThis.before = scrollTop; return rests; }, undefined, { polling: 300 });
+    const at = await page.locator(".grid").evaluate((e) => e.scrollTop), top = await page.locator(".grid").evaluate((e) => e.getBoundingClientRect().top);
+    const shown = await page.locator(".window .row:not(.group)").evaluateAll((rows, from) => rows.findIndex((r) => r.getBoundingClientRect().top > from), top + 100);
+    const row = page.locator(".window .row:not(.group)").nth(shown), name = await row.locator(".text").textContent();
     await row.tap();
     await page.locator("aside[aria-label=Entry] table.values").waitFor();
     check((await page.locator("aside h2").textContent()).endsWith(name.split(".").at(-1)), `${await page.locator("aside h2").textContent()} and not ${name}`);
