@@ -22,31 +22,47 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
     return at < store->file_count && tsr_str_equal(store->files[at].name, name) ? at : TSR_NO_FILE;
 }
 
+uint32_t tsr_store_next_below(const tsr_store *store, tsr_str directory, uint32_t *at)
+{
+    for (; *at < store->file_count; ++*at) {
+        const tsr_str name = store->files[*at].name;
+        const unsigned char next = name.size > directory.size ? (unsigned char)name.data[directory.size] : 0;
+        if (!tsr_str_starts(name, directory) || next > '/') break;
+        if (next == '/') return (*at)++;
+    }
+    return TSR_NO_FILE;
+}
+
 #if !defined(TSR_SMALL)
 /* Whether a file of this name, or files in a directory of this name, are listed. */
 static bool is_listed(const tsr_store *store, tsr_str path)
 {
-    for (uint32_t f = tsr_store_find_from(store, path); f < store->file_count; f++) {
-        const tsr_str name = store->files[f].name;
-        const unsigned char next = name.size > path.size ? (unsigned char)name.data[path.size] : 0;
-        if (!tsr_str_starts(name, path) || next > '/') return false;
-        if (!next || next == '/') return true;
+    uint32_t at = tsr_store_find_from(store, path);
+    return tsr_store_find(store, path) != TSR_NO_FILE || tsr_store_next_below(store, path, &at) != TSR_NO_FILE;
+}
+
+static const tsr_store_link *find_link(const tsr_store *store, tsr_str name)
+{
+    uint32_t low = 0, high = store->link_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const int order = tsr_str_compare(store->links[middle].name, name);
+        if (!order) return &store->links[middle];
+        if (order < 0) low = middle + 1;
+        else high = middle;
     }
-    return false;
+    return NULL;
 }
 
 tsr_status tsr_store_follow(const tsr_store *store, tsr_str path, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
-    const tsr_store_link *first = NULL; /* of a link in a directory that is one, that of the directory */
+    const tsr_store_link *link = NULL; /* of a link in a directory that is one, that of the directory */
     *out = TSR_STR("");
-    for (uint32_t i = 0; i < store->link_count; i++) {
-        const tsr_str name = store->links[i].name;
-        if (!tsr_str_starts(path, name) || (path.size > name.size && path.data[name.size] != '/')) continue;
-        if (!first || name.size < first->name.size) first = &store->links[i];
-    }
-    if (!first) return TSR_OK;
-    const tsr_str rest = {path.data + first->name.size, path.size - first->name.size};
-    const tsr_str other = tsr_arena_format(arena, err, "%.*s%.*s", TSR_STR_ARG(first->target), TSR_STR_ARG(rest));
+    for (size_t size = 1; size <= path.size && store->link_count && !link; size++)
+        if (size == path.size || path.data[size] == '/') link = find_link(store, (tsr_str){path.data, size});
+    if (!link) return TSR_OK;
+    const tsr_str other = tsr_arena_format(arena, err, "%.*s%.*s", TSR_STR_ARG(link->target),
+                                           TSR_STR_ARG(tsr_str_after(path, link->name.size)));
     if (other.data && is_listed(store, other)) *out = other;
     return other.data ? TSR_OK : TSR_E_NOMEM;
 }

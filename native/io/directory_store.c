@@ -183,6 +183,11 @@ static tsr_status add_link(directory_store *store, const char *prefix, const cha
     return status;
 }
 
+static int by_link_name(const void *a, const void *b)
+{
+    return tsr_str_compare(((const tsr_store_link *)a)->name, ((const tsr_store_link *)b)->name);
+}
+
 static void count_passed_over(directory_store *store, const char *prefix, const char *name, int error)
 {
     count_name(error == EACCES ? &store->unlisted.unreadable : &store->unlisted.special, prefix, name);
@@ -440,6 +445,7 @@ static tsr_status directory_deepen(tsr_store *base, unsigned levels, bool *cut, 
         base->file_count = 0;
         base->gaps = store->gaps.items;
         base->gap_count = (uint32_t)store->gaps.count;
+        if (store->links.count) qsort(store->links.items, store->links.count, sizeof(tsr_store_link), by_link_name);
         base->links = store->links.items;
         base->link_count = (uint32_t)store->links.count;
         status = take_list(store, &list, err);

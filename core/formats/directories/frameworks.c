@@ -1015,11 +1015,10 @@ static const tsr_part_row prime_parts[] = {
 /* Whether a directory of the pipeline has the weights of a model. */
 static bool has_weights(const tsr_store *store, tsr_str directory)
 {
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        const tsr_str name = store->files[f].name;
-        if (name.size > directory.size && name.data[directory.size] == '/' && tsr_str_starts(name, directory) &&
-            (tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"))))
-            return true;
+    uint32_t at = tsr_store_find_from(store, directory), file;
+    while ((file = tsr_store_next_below(store, directory, &at)) != TSR_NO_FILE) {
+        const tsr_str name = store->files[file].name;
+        if (tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"))) return true;
     }
     return false;
 }

@@ -459,18 +459,6 @@ static tsr_status refuse_several(const finder *f, const tsr_run_step *steps, siz
                     (unsigned long long)steps->step, where, names.text, tsr_shown_names_rest(&names));
 }
 
-/* The next file from *at on that is in a directory; TSR_NO_FILE at the end. */
-static uint32_t next_file(const tsr_store *store, tsr_str directory, uint32_t *at)
-{
-    for (; *at < store->file_count; ++*at) {
-        const tsr_str name = store->files[*at].name;
-        const unsigned char next = name.size > directory.size ? (unsigned char)name.data[directory.size] : 0;
-        if (!tsr_str_starts(name, directory) || next > '/') break;
-        if (next == '/') return (*at)++;
-    }
-    return TSR_NO_FILE;
-}
-
 /* Whether two steps are one checkpoint under two names, which hard links are: all files are the same, not only equal. */
 static bool is_same(const finder *f, const tsr_run_step *a, const tsr_run_step *b)
 {
@@ -479,8 +467,8 @@ static bool is_same(const finder *f, const tsr_run_step *a, const tsr_run_step *
     if (a->file != TSR_NO_FILE) return store->is_same(store, a->file, b->file);
     uint32_t of_a = tsr_store_find_from(store, a->path), of_b = tsr_store_find_from(store, b->path), one, other;
     do {
-        one = next_file(store, a->path, &of_a);
-        other = next_file(store, b->path, &of_b);
+        one = tsr_store_next_below(store, a->path, &of_a);
+        other = tsr_store_next_below(store, b->path, &of_b);
         if (one == TSR_NO_FILE || other == TSR_NO_FILE) return one == other;
     } while (store->is_same(store, one, other));
     return false;

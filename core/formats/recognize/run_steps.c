@@ -14,6 +14,7 @@ typedef struct listing {
     tsr_arena *arena;
     tsr_vec *steps;
     tsr_vec numbers; /* of tsr_run_step: names with a number that may count something else */
+    tsr_map *paths;  /* of both, if there are links; otherwise NULL */
     tsr_error *err;
 } listing;
 
@@ -154,12 +155,11 @@ static tsr_run_step *step_around(const tsr_vec *steps, tsr_str path)
     return NULL;
 }
 
-static bool holds_path(const tsr_vec *steps, tsr_str path)
+static tsr_status note_paths(const listing *l, const tsr_vec *steps)
 {
     const tsr_run_step *items = steps->items;
-    for (size_t i = 0; i < steps->count; i++)
-        if (tsr_str_equal(items[i].path, path)) return true;
-    return false;
+    for (size_t i = 0; i < steps->count; i++) TSR_TRY(tsr_map_put(l->paths, items[i].path, 1, NULL, NULL, l->err));
+    return TSR_OK;
 }
 
 /* Whether a path leads to one of the steps through a symbolic link. */
@@ -167,21 +167,32 @@ static tsr_status is_other_name(const listing *l, tsr_str path, bool *is)
 {
     tsr_str other;
     TSR_TRY(tsr_store_follow(l->store, path, l->arena, &other, l->err));
-    *is = other.size && (holds_path(l->steps, other) || holds_path(&l->numbers, other));
+    *is = other.size && tsr_map_get(l->paths, other, 0);
     return TSR_OK;
 }
 
-static tsr_status drop_links(const listing *l, tsr_vec *steps)
+static tsr_status drop_links_of(const listing *l, tsr_vec *steps)
 {
     tsr_run_step *items = steps->items;
-    for (size_t i = steps->count; i-- > 0;) {
+    size_t kept = 0;
+    for (size_t i = 0; i < steps->count; i++) {
         bool is;
         TSR_TRY(is_other_name(l, items[i].path, &is));
-        if (!is) continue;
-        memmove(&items[i], &items[i + 1], (steps->count - i - 1) * sizeof *items);
-        steps->count--;
+        if (!is) items[kept++] = items[i];
     }
+    steps->count = kept;
     return TSR_OK;
+}
+
+/* Leaves out links to steps that are listed by their own names. */
+static tsr_status drop_links(listing *l)
+{
+    l->paths = tsr_map_new(l->steps->allocator, l->steps->count + l->numbers.count, l->err);
+    if (!l->paths) return TSR_E_NOMEM;
+    TSR_TRY(note_paths(l, l->steps));
+    TSR_TRY(note_paths(l, &l->numbers));
+    TSR_TRY(drop_links_of(l, l->steps));
+    return drop_links_of(l, &l->numbers);
 }
 
 static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
@@ -254,11 +265,11 @@ tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned,
                  .err = err};
     *unlisted = NULL;
     tsr_status status = list_directory(&l, (listed_directory){{"", 0}, 0, store->file_count}, 1);
-    if (status == TSR_OK) status = drop_links(&l, steps);
-    if (status == TSR_OK) status = drop_links(&l, &l.numbers);
+    if (status == TSR_OK && store->link_count) status = drop_links(&l);
     if (status == TSR_OK) status = list_gaps(&l, unlisted);
     if (status == TSR_OK && !steps->count) status = tsr_vec_append(steps, l.numbers.items, l.numbers.count, err);
     tsr_vec_free(&l.numbers);
+    tsr_map_free(l.paths);
     if (status != TSR_OK) return status;
     keep_likely(steps);
     if (steps->count) qsort(steps->items, steps->count, sizeof(tsr_run_step), newest_first);

@@ -98,7 +98,7 @@ struct tsr_store {
     /* For stores with directories, after `deepen`: those among the levels that show no files. */
     const tsr_store_gap *gaps;
     uint32_t gap_count;
-    /* Likewise: the links to what is listed under another name as well. */
+    /* Likewise: the links to what is listed under another name as well, sorted by name. */
     const tsr_store_link *links;
     uint32_t link_count;
     /* Optional: whether two names are those of one file, as with hard links. */

@@ -19,6 +19,9 @@ TSR_API_BEGIN
 uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
 /* Index of the first file whose name is not less than `name`, or the number of files. O(log n). */
 uint32_t tsr_store_find_from(const tsr_store *store, tsr_str name);
+/* The next file in `directory` or below it. *at is what tsr_store_find_from returned for the directory, and is set after the file.
+ * TSR_NO_FILE if there is no other. */
+uint32_t tsr_store_next_below(const tsr_store *store, tsr_str directory, uint32_t *at);
 /* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
 tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
