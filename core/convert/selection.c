@@ -101,8 +101,7 @@ static tsr_status check_elements(const tsr_chosen *s, tsr_error *err)
         if (entry->kind != TSR_ENTRY_TENSOR && missing && tsr_is_object(entry) && !entry->value)
             return tsr_checkpoint_raise_missing(s->checkpoint, entry->fqn, err);
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
-        for (uint64_t c = 0; c < entry->chunk_count; c++)
-            if (entry->chunks[c].file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(s->checkpoint, entry->fqn, err);
+        TSR_TRY(tsr_checkpoint_check_present(s->checkpoint, entry, err));
         TSR_TRY(tsr_entry_must_tile(entry, tsr_checkpoint_host(s->checkpoint)->allocator, err));
     }
     return TSR_OK;

@@ -119,6 +119,14 @@ tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_st
                     count == 1 ? "is" : "are", count == 1 ? "it" : "them");
 }
 
+tsr_status tsr_checkpoint_check_present(const tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_error *err)
+{
+    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    for (uint64_t c = 0; c < entry->chunk_count; c++)
+        if (entry->chunks[c].file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
+    return TSR_OK;
+}
+
 /* ---- other names ---- */
 
 /* Readers identify their entries by address, so these stay where they are, and the catalog has copies of them. */

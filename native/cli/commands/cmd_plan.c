@@ -205,15 +205,11 @@ static void warn_of_missing(cli *program, const tsr_command_options *arguments, 
     const bool has_layers = source != p->session.checkpoint;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
-        if (entry->kind != TSR_ENTRY_TENSOR) continue;
+        tsr_error missing = {0};
         if (!has_layers && !tsr_globs_select(&arguments->selection, entry->fqn)) continue;
-        for (uint64_t c = 0; c < entry->chunk_count; c++) {
-            tsr_error missing = {0};
-            if (entry->chunks[c].file != TSR_NO_FILE) continue;
-            tsr_checkpoint_raise_missing(source, entry->fqn, &missing);
-            cli_warn(program, "%s: %s", p->session.path, missing.message);
-            return;
-        }
+        if (tsr_checkpoint_check_present(source, entry, &missing) == TSR_OK) continue;
+        cli_warn(program, "%s: %s", p->session.path, missing.message);
+        return;
     }
 }
 

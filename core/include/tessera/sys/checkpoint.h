@@ -146,6 +146,8 @@ tsr_arena *tsr_checkpoint_arena(tsr_checkpoint *checkpoint);
 /* Raises TSR_E_NOT_FOUND with the reason why bytes of the entry `fqn` are missing: the names of missing files, or of a
  * truncated file. */
 tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
+/* Raises the same for a tensor with a chunk whose data file is missing. */
+tsr_status tsr_checkpoint_check_present(const tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_error *err);
 /* Raises TSR_E_NOT_FOUND for a name that no entry has. If exactly one entry ends in ".fqn", the message suggests it. */
 tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_str fqn, tsr_error *err);
 /* The names, relative to the store's root, of files that the metadata needs but the store does not have. Each is also a
