@@ -152,6 +152,37 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json)
 
 #define NAMES_SHOWN 5u
 
+typedef struct listing {
+    tsr_arena *arena;
+    tsr_str names;
+    tsr_str last; /* of the dict that was listed or counted last */
+    uint64_t count;
+    tsr_error *err;
+} listing;
+
+/* Adds the name of a dict, and of its class unless that is empty. */
+static tsr_status list_name(listing *l, tsr_str name, tsr_str class)
+{
+    if (l->count++ >= NAMES_SHOWN) return TSR_OK;
+    l->names = tsr_arena_format(l->arena, l->err, "%.*s%s%.*s%s%.*s%s", TSR_STR_ARG(l->names), l->names.size ? ", " : "",
+                                TSR_STR_ARG(name.size ? name : TSR_STR("the outermost one")), class.size ? " (" : "",
+                                TSR_STR_ARG(class), class.size ? ")" : "");
+    return l->names.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Adds a warning, `text` with the names, if there are any. */
+static tsr_status warn_of_listed(listing *l, const char *text, tsr_vec *warnings)
+{
+    if (!l->count) return TSR_OK;
+    if (l->count > NAMES_SHOWN)
+        l->names =
+            tsr_arena_format(l->arena, l->err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(l->names), l->count - NAMES_SHOWN);
+    tsr_str *warning = l->names.data ? tsr_vec_push(warnings, l->err) : NULL;
+    if (!warning) return TSR_E_NOMEM;
+    *warning = tsr_arena_format(l->arena, l->err, "%s: %.*s", text, TSR_STR_ARG(l->names));
+    return warning->data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* Whether something in the dict is written. Its entries follow each other. */
 static bool is_written(const tsr_conversion *conversion, const tsr_mapping *mapping)
 {
@@ -174,60 +205,35 @@ static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapp
     return mapping->value->count ? is_written(conversion, mapping) : tsr_selection_keeps(selection, mapping->fqn);
 }
 
-/* "NAME (CLASS)" for a subclass, whose text is its class; the name alone for a defaultdict. */
-static tsr_str add_changed(tsr_str names, const tsr_mapping *mapping, tsr_arena *arena, tsr_error *err)
-{
-    const tsr_str name = mapping->fqn.size ? mapping->fqn : TSR_STR("the outermost one");
-    const bool has_class = mapping->value->variant == TSR_VARIANT_SUBCLASS;
-    const tsr_str class = has_class ? mapping->value->text : TSR_STR("");
-    return tsr_arena_format(arena, err, "%.*s%s%.*s%s%.*s%s", TSR_STR_ARG(names), names.size ? ", " : "", TSR_STR_ARG(name),
-                            has_class ? " (" : "", TSR_STR_ARG(class), has_class ? ")" : "");
-}
-
 tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
                                         const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
+#define REFUSED "written as dict, because torch.load(weights_only=True) refuses "
     static const struct {
         tsr_value_variant variant;
-        const char *refused;
-    } changes[] = {{TSR_VARIANT_DEFAULTDICT, "collections.defaultdict"}, {TSR_VARIANT_SUBCLASS, "their classes"}};
+        const char *text;
+    } changes[] = {{TSR_VARIANT_DEFAULTDICT, REFUSED "collections.defaultdict"},
+                   {TSR_VARIANT_SUBCLASS, REFUSED "their classes"}};
     for (size_t c = 0; c < sizeof changes / sizeof *changes; c++) {
-        uint64_t count = 0;
-        tsr_str names = {"", 0};
-        for (uint64_t i = 0; i < catalog->mapping_count && names.data; i++) {
-            if (!is_changed(conversion, &catalog->mappings[i], changes[c].variant, selection)) continue;
-            if (count++ < NAMES_SHOWN) names = add_changed(names, &catalog->mappings[i], arena, err);
+        listing l = {.arena = arena, .names = {"", 0}, .err = err};
+        for (uint64_t i = 0; i < catalog->mapping_count; i++) {
+            const tsr_mapping *mapping = &catalog->mappings[i];
+            if (!is_changed(conversion, mapping, changes[c].variant, selection)) continue;
+            const bool has_class = changes[c].variant == TSR_VARIANT_SUBCLASS;
+            TSR_TRY(list_name(&l, mapping->fqn, has_class ? mapping->value->text : TSR_STR("")));
         }
-        if (count > NAMES_SHOWN && names.data)
-            names = tsr_arena_format(arena, err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(names), count - NAMES_SHOWN);
-        if (names.data && !count) continue;
-        tsr_str *text = names.data ? tsr_vec_push(warnings, err) : NULL;
-        if (!text) return TSR_E_NOMEM;
-        *text = tsr_arena_format(arena, err, "written as dict, because torch.load(weights_only=True) refuses %s: %.*s",
-                                 changes[c].refused, TSR_STR_ARG(names));
-        if (!text->data) return TSR_E_NOMEM;
+        TSR_TRY(warn_of_listed(&l, changes[c].text, warnings));
     }
     return TSR_OK;
 }
 
 /* ---- keys that are not texts ---- */
 
-typedef struct listing {
-    tsr_arena *arena;
-    tsr_str names;
-    tsr_str last; /* of the dict that was listed or counted last */
-    uint64_t count;
-    tsr_error *err;
-} listing;
-
 static tsr_status list_dict(listing *l, tsr_str name)
 {
     if (l->count && tsr_str_equal(l->last, name)) return TSR_OK; /* the entries of a dict follow each other */
     l->last = name;
-    if (l->count++ >= NAMES_SHOWN) return TSR_OK;
-    l->names = tsr_arena_format(l->arena, l->err, "%.*s%s%.*s", TSR_STR_ARG(l->names), l->names.size ? ", " : "",
-                                TSR_STR_ARG(name.size ? name : TSR_STR("the outermost one")));
-    return l->names.data ? TSR_OK : TSR_E_NOMEM;
+    return list_name(l, name, TSR_STR(""));
 }
 
 /* Lists the dicts on the way to an entry in which the key is not a text. */
@@ -266,14 +272,7 @@ tsr_status tsr_conversion_text_keys(tsr_checkpoint *checkpoint, const tsr_conver
         const tsr_entry *entry = &catalog->entries[i];
         if (conversion->rows[i].written) TSR_TRY(list_dicts(&l, entry, kept_id(&all, catalog, conversion, entry)));
     }
-    if (!l.count) return TSR_OK;
-    if (l.count > NAMES_SHOWN)
-        l.names = tsr_arena_format(arena, err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(l.names), l.count - NAMES_SHOWN);
-    tsr_str *text = l.names.data ? tsr_vec_push(warnings, err) : NULL;
-    if (!text) return TSR_E_NOMEM;
-    *text = tsr_arena_format(arena, err, "ints and other keys become texts, the only keys that a DCP has, in: %.*s",
-                             TSR_STR_ARG(l.names));
-    return text->data ? TSR_OK : TSR_E_NOMEM;
+    return warn_of_listed(&l, "ints and other keys become texts, the only keys that a DCP has, in", warnings);
 }
 
 /* ---- diff findings ---- */
