@@ -96,7 +96,6 @@ static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *er
  * value. */
 static bool is_packed(const check *c, const tsr_entry *entry)
 {
-#ifndef TSR_SMALL
     static const char *const states[] = {".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"};
     char name[1024];
     for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
@@ -106,9 +105,6 @@ static bool is_packed(const check *c, const tsr_entry *entry)
         memcpy(name + entry->fqn.size, states[i], size);
         if (tsr_checkpoint_entry(c->checkpoint, (tsr_str){name, entry->fqn.size + size})) return true;
     }
-#else
-    (void)c, (void)entry;
-#endif
     return false;
 }
 
