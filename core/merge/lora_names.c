@@ -164,7 +164,8 @@ static void replace(tsr_str *name, char *text, tsr_str old, tsr_str new)
         if (memcmp(text + at, old.data, old.size) != 0 || (at && text[at - 1] != '.') ||
             (end < name->size && text[end] != '.'))
             continue;
-        const size_t rest = end + (!new.size &&end < name->size);
+        const bool takes_dot = new.size == 0 && end < name->size;
+        const size_t rest = end + takes_dot;
         memcpy(text + at, new.data, new.size);
         memmove(text + at + new.size, text + rest, name->size - rest);
         name->size -= rest - at - new.size;

@@ -42,7 +42,7 @@ tsr_status tsr_safetensors_carry(tsr_text_pairs source, tsr_text_pairs more, tsr
                                  tsr_error *err);
 /* Plans the files and makes the write items. Allocates in `arena`. */
 tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err);
-/* A writer's `stage`, if its ctx is a layout: the write items, and the headers of the files, which are everything else. */
+/* The `stage` of a writer whose ctx is a layout. Its write items are those of the layout; the headers of the files are the rest. */
 tsr_status tsr_safetensors_stage(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
 
 #endif

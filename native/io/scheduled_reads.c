@@ -15,7 +15,7 @@
 /* KEPT_…: what stays behind the reader, so many parts at most, and so many bytes for each thread. */
 enum {
     PART = 1 << 20,
-    SMALL = PART / 4,       /* an end of a range that is no larger belongs to the part before it, and costs no request */
+    SMALL = PART / 4,       /* a last part of at most this size is joined to the part before it, which saves a request */
     LARGEST = PART + SMALL, /* part */
     LEAST_AHEAD = 16,
     KEPT_PARTS = 320,

@@ -1,9 +1,9 @@
 """A proxy in front of an HTTP server that passes everything on, the server's bytes later, and counts the requests that are under way:
-delay.py PORT SERVER_PORT MILLISECONDS [--loss PERCENT] [--report FILE]. Each second, and when a connection ends, FILE gets the number of requests, the most
-that were under way at once, the seconds in which any was, and the sum of the seconds of all, as JSON.
+delay.py PORT SERVER_PORT MILLISECONDS [--loss PERCENT] [--report FILE]. Each second, and when a connection ends, FILE gets these numbers as JSON: the
+requests, the most that were under way at the same time, the seconds during which at least one was under way, and the seconds of all requests added up.
 
---loss stands in for a network that loses packets, where the kernel has no netem. This percentage of the server's segments arrive only when TCP has sent
-them again after its shortest timeout, and what follows on the connection waits for them. There is no fast retransmission and no congestion window: 1 %
+--loss stands in for a network that loses packets, where the kernel has no netem. This percentage of the server's segments arrive only after TCP's shortest
+retransmission timeout, and everything behind them on the connection waits. Fast retransmission and the congestion window are not simulated: 1 %
 gives 0.7 MB/s for a connection, whatever the delay is, where TCP would have 0.9 MB/s with a round trip of 20 ms (1.22 segments / round trip / square
 root of the loss)."""
 import argparse

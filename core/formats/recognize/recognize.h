@@ -144,7 +144,8 @@ typedef bool tsr_is_owned_fn(const void *ctx, tsr_str path);
 /* Appends the steps of a store whose levels were listed, sorted: the newest first. Directories below a step are not steps of their
  * own, except that "epoch_1/step_100" is step 100. Numbers that may count something else ("run1") count only if the names of no
  * others state that they are steps. Directories without a checkpoint's files are listed only next to others that have some, or if
- * there are no others. A symbolic link to one of the steps is not another. *unlisted is a directory that could not be listed and is in no step, or NULL. TSR_E_NOMEM. */
+ * there are no others. Symbolic links to listed steps are left out. *unlisted is a directory outside all steps that could not be
+ * listed, or NULL. TSR_E_NOMEM. */
 tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_arena *arena,
                               tsr_vec *steps, const tsr_store_gap **unlisted, tsr_error *err);
 /* Whether a part of a path is a hidden name. Nothing below it belongs to a run. */

@@ -44,8 +44,8 @@ typedef struct tsr_latest_options {
 /* Searches a run, up to three levels down, for directories and files with a step in their names. Validates them, the highest step
  * first, until one has no errors. Tracker files such as `latest` have no influence. If a step's directory contains several
  * checkpoints, all of them have to be valid. A run without steps may be a checkpoint itself, or contain one. Hidden directories and links
- * to the run itself are no part of it, and a link to one of its steps is not another step. Hard links of all files of a checkpoint are
- * the same checkpoint.
+ * to the run itself do not belong to it. A link to one of its steps is that step, and hard links to all files of a checkpoint are the
+ * same checkpoint.
  *
  * The result is in `arena`. `found` is false if no checkpoint is valid. May make the store list deeper levels. Errors: TSR_E_USAGE
  * if `store` is a file, if the newest step is in several runs, or if several checkpoints have no step, with their list;

@@ -193,8 +193,8 @@ tsr_status tsr_read_check_new(tsr_checkpoint *checkpoint, uint32_t threads, tsr_
 void tsr_read_check_free(tsr_read_check *check); /* accepts NULL */
 
 /* Returns an entry whose tensor can be read. An entry of the catalog is returned as it is. A tensor inside an object becomes a
- * copy in `arena`, because its chunks without a view are raw bytes, whatever they would mean in its container. NULL if there
- * is no memory. */
+ * copy in `arena`, because its chunks without a view are raw bytes, whatever they would mean in its container. NULL if memory
+ * is short. */
 const tsr_entry *tsr_entry_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err);
 
 /* As tsr_read_box. Calls with the same `thread`, which is less than the number of threads, must not overlap in time. TSR_E_FORMAT, with
