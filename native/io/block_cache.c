@@ -273,6 +273,23 @@ static size_t blocks_of(const tsr_block_run *run)
     return (run->size + BLOCK - 1) / BLOCK;
 }
 
+/* Counts blocks that the cache already has as used now, so that they are not replaced by the ones that will be fetched with them. Must be called
+ * with the lock held. */
+static void keep_place(tsr_block_cache *cache, const tsr_store_place *place)
+{
+    const uint64_t last = (place->offset + place->size - 1) / BLOCK;
+    for (uint64_t number = place->offset / BLOCK; number <= last; number++) {
+        block *b = find(cache, place->file, number);
+        if (b) b->used_at = ++cache->clock;
+    }
+}
+
+static bool is_inside(const tsr_store_file *files, const tsr_store_place *place)
+{
+    const uint64_t end = files[place->file].size;
+    return place->size && place->offset < end && place->size <= end - place->offset;
+}
+
 /* Must be called with the lock held. */
 static void claim_place(prefetching *p, const tsr_block_range *range, uint64_t size)
 {
@@ -343,12 +360,11 @@ void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *file
     p->cache = cache;
     p->claimed_count = p->run_count = 0;
     pthread_mutex_lock(&cache->lock);
-    for (size_t i = 0; i < count; i++) {
-        const tsr_store_place *place = &places[i];
-        const uint64_t end = files[place->file].size;
-        if (!place->size || place->offset >= end || place->size > end - place->offset) continue;
-        claim_place(p, &(tsr_block_range){place->file, end, place->offset}, place->size);
-    }
+    for (size_t i = 0; i < count; i++)
+        if (is_inside(files, &places[i])) keep_place(cache, &places[i]);
+    for (size_t i = 0; i < count; i++)
+        if (is_inside(files, &places[i]))
+            claim_place(p, &(tsr_block_range){places[i].file, files[places[i].file].size, places[i].offset}, places[i].size);
     pthread_mutex_unlock(&cache->lock);
     if (p->run_count) fetch_runs(p, fetch_many);
     release(p);

@@ -195,6 +195,54 @@ static void test_native_scheduled_reads__serve_several_threads(void **state)
     tsr_scheduled_reads_free(reads);
 }
 
+/* ---- the cache of blocks ---- */
+
+static tsr_status fetch_block(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    server *s = ctx;
+    (void)err;
+    s->count++;
+    for (size_t i = 0; i < size; i++) ((uint8_t *)buffer)[i] = byte_at(file, offset + i);
+    return TSR_OK;
+}
+
+static void fetch_many(void *ctx, tsr_block_run *runs, size_t count)
+{
+    tsr_error unused = {0};
+    for (size_t i = 0; i < count; i++)
+        runs[i].is_fetched = fetch_block(ctx, runs[i].file, runs[i].offset, runs[i].bytes, runs[i].size, &unused) == TSR_OK;
+}
+
+/* Blocks 0 and 2 of a nearly full cache were used longest ago. They are needed together with 100 blocks that it does not have. */
+static void test_native_block_cache__keeps_blocks_that_it_was_told_of(void **state)
+{
+    enum { BLOCKS = 254, FILE_BLOCKS = 480 }; /* 2 are read alone, then 4 at a time; the cache has 256 */
+    static uint8_t buffer[TSR_CACHE_BLOCK];
+    const tsr_store_file files[] = {{.size = (uint64_t)FILE_BLOCKS * TSR_CACHE_BLOCK}};
+    server s = {.broken_file = FILES};
+    tsr_block_cache *cache = NULL;
+    tsr_error err = {0};
+    tsr_store_place places[102];
+    (void)state;
+    assert_int_equal(tsr_block_cache_new(&tsr_allocator_libc, fetch_block, &s, &cache, &err), TSR_OK);
+    for (uint64_t b = 0; b < BLOCKS; b++)
+        assert_int_equal(
+            tsr_block_cache_read(cache, (tsr_block_range){0, files[0].size, b * TSR_CACHE_BLOCK}, buffer, 10, &err), TSR_OK);
+    for (uint64_t i = 0; i < 100; i++) places[i] = (tsr_store_place){0, (BLOCKS + 10 + 2 * i) * TSR_CACHE_BLOCK, 10};
+    places[100] = (tsr_store_place){0, 5, 10};
+    places[101] = (tsr_store_place){0, 2 * TSR_CACHE_BLOCK + 5, 10};
+    s.count = 0;
+    tsr_block_cache_prefetch(cache, files, places, 102, fetch_many);
+    assert_int_equal(s.count, 100);
+    for (size_t i = 0; i < 102; i++) {
+        assert_int_equal(
+            tsr_block_cache_read(cache, (tsr_block_range){0, files[0].size, places[i].offset}, buffer, 10, &err), TSR_OK);
+        check_bytes(buffer, 0, places[i].offset, 10);
+    }
+    assert_int_equal(s.count, 100);
+    tsr_block_cache_free(cache);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +250,7 @@ int main(void)
         cmocka_unit_test(test_native_scheduled_reads__fetch_only_as_far_as_they_may),
         cmocka_unit_test(test_native_scheduled_reads__leave_what_cannot_be_fetched),
         cmocka_unit_test(test_native_scheduled_reads__serve_several_threads),
+        cmocka_unit_test(test_native_block_cache__keeps_blocks_that_it_was_told_of),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
