@@ -34,8 +34,9 @@ def run(around, at):
         result, text = "failed", f"FAIL {name}: {what}"
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # of ours, or of the library that reads what tessera wrote: PyTorch's CheckpointException is not an Exception
-        result, text = "failed", f"FAIL {name}\n{traceback.format_exc(limit=-4)}"
+    except BaseException as e:  # of ours, or of the library that reads what tessera wrote: PyTorch's CheckpointException is not an Exception
+        summary = " ".join(traceback.format_exception_only(e)[-1].split())  # the end of a run repeats only the line that begins with FAIL
+        result, text = "failed", f"FAIL {name}: {summary}\n{traceback.format_exc(limit=-4)}"
     return result, text, (time.monotonic() - began, cpu() - used)
 
 
