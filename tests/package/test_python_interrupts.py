@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import torch
 from harness import ROOT
@@ -11,6 +12,8 @@ from interrupted import CALLS
 from safetensors.torch import save_file
 from test_python import INSTALLED, tessera
 from torch_names import AsyncCheckpointerType, needs
+
+from tessera import _library
 
 HERE = os.path.join(ROOT, "tests", "package")
 
@@ -48,6 +51,48 @@ def test_ctrl_c_in_every_long_call_leaves_nothing_and_the_interpreter_works(t):
             tessera.convert(t.at("small.safetensors"), t.at("out"), to="dcp")
             shutil.rmtree(t.at("out"))
         assert everything(t.scratch) == before, (call, everything(t.scratch))
+
+
+def interrupted_at(line, is_quick):
+    """A call of the library in which KeyboardInterrupt is raised before the given line that Python runs of it, as a signal would do. Returns how
+    often the call was made, whether one was still in progress afterwards, and whether so many lines were run."""
+    stop, made, left = _library._Stop(), [], line
+
+    def call():
+        made.append(True)
+        while not is_quick and not stop.flag.value:
+            time.sleep(0.001)
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code is not _library._interruptible.__code__:
+            return None
+        left -= event == "line"
+        if left == 0 and event == "line":
+            raise KeyboardInterrupt
+        return trace
+    sys.settrace(trace)
+    try:
+        _library._interruptible([stop], call)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    in_progress = bool(stop.calls)
+    stop.end()
+    return len(made), in_progress, left <= 0
+
+
+def test_an_interruption_at_any_line_waits_for_the_call(t):
+    for line in range(1, 30):  # the lines of waiting come again and again
+        made, in_progress, reached = interrupted_at(line, False)
+        assert made <= 1 and not in_progress and reached, (line, made, in_progress, reached)
+    line, reached = 0, True
+    while reached:
+        line += 1
+        made, in_progress, reached = interrupted_at(line, True)
+        assert made <= 1 and not in_progress, (line, made, in_progress)
+    assert made == 1 and line > 10, line
 
 
 # ---- saves in the background ----

@@ -230,7 +230,7 @@ class _Stop:
         self.flag, self.calls, self.refusal = ctypes.c_int(0), set(), None
 
     def end(self):
-        """Ends all calls. Returns whether none is in progress any more; one may never have begun, if a signal arrived first."""
+        """Ends all calls. Returns whether none is in progress any more."""
         until = time.monotonic() + 10
         self.refusal = self.refusal or "the checkpoint is closed"
         self.flag.value = 1
@@ -266,48 +266,48 @@ def _interruptible(stops, function, *arguments):
     and the interruption is raised when it has ended."""
     if threading.current_thread() is not threading.main_thread():
         return _counted(stops, function, *arguments)
-    stops = stops or [_Stop()]  # by which the end of the call is noticed
-    result, interruption = [], None
+    due, results, failures, ended = [True], [], [], []
     running = threading.Lock()  # held until the call has ended
     running.acquire()
 
     def work():
         try:
-            result.append(function(*arguments))
-        except ValueError:
-            pass  # the session was closed meanwhile, which is reported below
+            due.pop()
+        except IndexError:
+            return  # another thread makes the call
+        try:
+            results.append(_counted(stops, function, *arguments))
+        except BaseException as e:
+            failures.append(e)
         finally:
-            for stop in stops:
-                stop.calls.discard(running)
+            ended.append(True)
             running.release()
 
-    for stop in stops:
-        stop.calls.add(running)  # a session is not closed before its calls have ended, wherever the signal finds us
-    try:
-        _refuse_ended(stops)
-        # Not Thread.start, which waits: an exception in that wait can become a RuntimeError, and the call be made twice.
-        _thread.start_new_thread(work, ())
-    except ValueError:
-        for stop in stops:
-            stop.calls.discard(running)
-        raise
-    except RuntimeError:  # the interpreter is ending, or there are no threads left
-        work()
-    # Not Thread.join nor Event.wait, which are not safe from an exception at any point. In turns, because the system may
-    # deliver the signal to another thread, and this one would sleep on.
-    while any(running in stop.calls for stop in stops):
+    interruption = None
+    while not ended:
+        # A signal handler can raise anywhere in here, before the thread has started as well as afterwards. So a call that is still due is
+        # begun once more, and ends early then.
         try:
-            running.acquire(timeout=0.1)
-        except BaseException as e:  # of a signal handler
+            if interruption:
+                for stop in stops:
+                    stop.flag.value = 1
+            if due:
+                try:
+                    # Not Thread.start, which waits: an exception in that wait can become a RuntimeError, and the call be made twice.
+                    _thread.start_new_thread(work, ())
+                except RuntimeError:  # the interpreter is ending, or there are no threads left
+                    work()
+            # Not Thread.join nor Event.wait, which are not safe from an exception at any point. In turns, because the system may
+            # deliver the signal to another thread, and this one would sleep on.
+            while not ended:
+                running.acquire(timeout=0.1)
+        except BaseException as e:
             interruption = interruption or e
-            for stop in stops:
-                stop.flag.value = 1
     for stop in stops:
         stop.flag.value = int(stop.refusal is not None)
-    if interruption:
-        raise interruption
-    _refuse_ended(stops)
-    return result[0]
+    if interruption or failures:
+        raise interruption or failures[0]
+    return results[0]
 
 
 def _written(call, path):
