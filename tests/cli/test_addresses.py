@@ -1,6 +1,7 @@
 """Checkpoints at addresses, on a server of the loopback address: ranges, redirects, retries, and every odd answer."""
 import collections
 import contextlib
+import filecmp
 import json
 import os
 import re
@@ -73,6 +74,15 @@ def test_addresses_read_as_files_do(t):
         need(same["same"], "the values differ")
         t.run("convert", s.url + "dcp_fsdp2/", t.at("x.safetensors"), "--to", "safetensors", "--objects", "drop")
         need(t.json("diff", t.at("x.safetensors"), sample("dcp_fsdp2")[0], "--values", "--json", status=1)["changed"] == [], "the converted values differ")
+
+
+@test
+def test_addresses_of_optimizers_are_read(t):
+    t.run("optim", "flatten", sample("dcp_fsdp2")[0], t.at("flat.pt"))
+    t.run("optim", "unflatten", t.at("flat.pt"), t.at("local.pt"))
+    with serving(t.directory) as s:
+        t.run("optim", "unflatten", s.url + "flat.pt", t.at("remote.pt"))
+    need(filecmp.cmp(t.at("local.pt"), t.at("remote.pt"), False), "other bytes")
 
 
 @test

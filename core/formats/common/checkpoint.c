@@ -5,6 +5,7 @@
 #include "formats/common/reader.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
@@ -21,6 +22,17 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
     tsr_vec_free(&checkpoint->entered);
     tsr_arena_free(checkpoint->arena);
     tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
+}
+
+void tsr_checkpoint_take_host(tsr_checkpoint *checkpoint, const tsr_store *store, const tsr_host *host)
+{
+    checkpoint->host = checkpoint->given_host = host;
+    if (!tsr_store_takes_schedules(store) || store->threads <= tsr_threads(host)) return;
+    checkpoint->own_host = *host;
+    checkpoint->own_host.parallel_for = store->parallel_for;
+    checkpoint->own_host.parallel_ctx = store->parallel_ctx;
+    checkpoint->own_host.threads = store->threads;
+    checkpoint->host = &checkpoint->own_host;
 }
 
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)

@@ -25,12 +25,12 @@ typedef tsr_status tsr_open_fn(tsr_store *store, const tsr_host *host, const tsr
 
 struct tsr_checkpoint {
     tsr_store *store;
-    tsr_store *given;        /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
-    tsr_vec entered;         /* of tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
-    tsr_str step;            /* path from `given` to `store`, in the arena; empty when they are the same */
-    const char *step_marker; /* the file that named the step, or NULL */
-    bool took_latest;        /* options.step was "latest" */
-    const tsr_host *host;
+    tsr_store *given;           /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
+    tsr_vec entered;            /* of tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
+    tsr_str step;               /* path from `given` to `store`, in the arena; empty when they are the same */
+    const char *step_marker;    /* the file that named the step, or NULL */
+    bool took_latest;           /* options.step was "latest" */
+    const tsr_host *host;       /* may be own_host, which ends with the checkpoint */
     const tsr_host *given_host; /* for what reads in announced order: it needs no threads that wait */
     tsr_host own_host;          /* `host`, if the store's threads read it instead of the given host's */
     tsr_arena *arena;
@@ -61,6 +61,10 @@ struct tsr_checkpoint {
     tsr_vec implied;
     uint64_t expansion; /* bytes that shared parts of the input may still expand to (expansion.h) */
 };
+
+/* Sets `host`, `given_host` and, if needed, `own_host`. Where every read of `store` waits for a server, as many threads read as requests may be under
+ * way; the host's own may be few. Borrows `host`. */
+void tsr_checkpoint_take_host(tsr_checkpoint *checkpoint, const tsr_store *store, const tsr_host *host);
 
 struct tsr_cast_losses;
 

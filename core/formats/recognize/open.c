@@ -653,17 +653,6 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 
-/* Where every read waits for a server, as many threads read as requests may be under way; the host's own may be few. */
-static const tsr_host *reading_host(tsr_checkpoint *checkpoint, const tsr_store *store, const tsr_host *host)
-{
-    if (!tsr_store_takes_schedules(store) || store->threads <= tsr_threads(host)) return host;
-    checkpoint->own_host = *host;
-    checkpoint->own_host.parallel_for = store->parallel_for;
-    checkpoint->own_host.parallel_ctx = store->parallel_ctx;
-    checkpoint->own_host.threads = store->threads;
-    return &checkpoint->own_host;
-}
-
 static tsr_status open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
                           tsr_checkpoint **out, tsr_error *err)
 {
@@ -675,14 +664,12 @@ static tsr_status open_as(tsr_store *store, const tsr_host *host, const tsr_open
     *checkpoint = (tsr_checkpoint){.store = store,
                                    .given = store,
                                    .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
-                                   .host = host,
                                    .opens = open_as,
                                    .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                    .implied = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                    .expansion = host->limits.expansion};
     checkpoint->options = own;
-    checkpoint->given_host = host;
-    host = checkpoint->host = reading_host(checkpoint, store, host);
+    tsr_checkpoint_take_host(checkpoint, store, host);
     size_t bound = host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX;
     checkpoint->arena = tsr_arena_new(host->allocator, bound, err);
     checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;

@@ -121,11 +121,10 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     *out = (tsr_trees){.raw = true, .zeros_file = store->file_count};
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
     if (!out->checkpoint) return TSR_E_NOMEM;
-    *out->checkpoint = (tsr_checkpoint){.host = host,
-                                        .given_host = host,
-                                        .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+    *out->checkpoint = (tsr_checkpoint){.missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                         .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
                                         .expansion = host->limits.expansion};
+    tsr_checkpoint_take_host(out->checkpoint, store, host);
     tsr_status status = open_checkpoint(out->checkpoint, store, err);
     if (status == TSR_OK) status = read_roots(out->checkpoint, files, count, out, err);
     if (status != TSR_OK) tsr_trees_close(out);
@@ -207,8 +206,8 @@ static uint32_t only_pickle(const tsr_checkpoint *checkpoint)
 
 static tsr_status open_pickle(tsr_checkpoint *source, tsr_store *store, uint32_t file, tsr_trees *out, tsr_error *err)
 {
-    const tsr_host *host = source->host;
-    if (source->store == store) { /* no step was entered, so the checkpoint is no longer needed */
+    const tsr_host *host = source->given_host; /* its own ends with it */
+    if (source->store == store) {              /* no step was entered, so the checkpoint is no longer needed */
         tsr_checkpoint_close(source);
         return tsr_trees_open(store, host, &file, 1, out, err);
     }
