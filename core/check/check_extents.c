@@ -235,6 +235,16 @@ static tsr_status note_failure(check *c, const piece *p, tsr_deep_run *run, tsr_
     return is_new && p->has_sum ? tsr_deep_failure(c, place_of_piece(c, p), &p->failure, err) : TSR_OK;
 }
 
+/* Reports that so many bytes of this rank's share of all files were read. Those of headers are not, so the last report is made when all is done. */
+static tsr_status report(const check *c, uint64_t byte_done, tsr_error *err)
+{
+    const tsr_progress *progress = c->progress;
+    const uint64_t byte_total = c->share.byte_total / c->share.comm->size;
+    if (byte_done > byte_total) byte_done = byte_total;
+    const bool goes_on = !progress || !progress->step || progress->step(progress->ctx, byte_done, byte_total);
+    return goes_on ? TSR_OK : tsr_fail(err, TSR_E_CANCELLED, "the check was cancelled");
+}
+
 static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
 {
     check *c = ctx;
@@ -242,9 +252,7 @@ static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
     tsr_deep_run *run = p->has_sum ? &c->sum : &c->extent;
     if (p->first) *run = (tsr_deep_run){.crc = 0};
     c->byte_done += p->size;
-    if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->share.byte_total)) {
-        return tsr_fail(err, TSR_E_CANCELLED, "the check was cancelled");
-    }
+    TSR_TRY(report(c, c->byte_done, err));
     if (p->failure.status != TSR_OK) TSR_TRY(note_failure(c, p, run, err));
     else if (p->tally) tsr_deep_counts_add(&p->tally->counts, &p->counts);
     run->crc = tsr_crc32_join(run->crc, p->crc, p->size);
@@ -468,7 +476,7 @@ static tsr_status deep_extents(check *c, tsr_error *err)
     if (c->scheduled && tsr_store_takes_schedules(c->scheduled))
         (void)c->scheduled->schedule(c->scheduled, NULL, 0, &ending); /* which frees memory, and cannot fail */
     c->scheduled = NULL;
-    return status;
+    return status == TSR_OK ? report(c, UINT64_MAX, err) : status;
 }
 
 /* The largest piece, where a buffer of the ring has `best` bytes. At the end of a round threads wait for the last one. */

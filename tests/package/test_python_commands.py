@@ -3,6 +3,7 @@ import filecmp
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -275,7 +276,7 @@ seen = []
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def on_progress(done, total):
     seen.append((done, total))
-    if len(seen) == 2:
+    if len(seen) == 1:
         if sys.argv[3] == "signal":
             os.kill(os.getpid(), signal.SIGINT)
         elif sys.argv[3] == "raise":
@@ -288,6 +289,19 @@ except KeyboardInterrupt:
 except ZeroDivisionError as e:
     print(e)
 """
+
+
+def test_progress_ends_with_all_bytes(t):
+    save_file({"w": torch.arange(1000.), "v": torch.ones(3)}, t.at("x.safetensors"))
+    torch.save({"w": torch.arange(1000.)}, t.at("x.pt"))
+    for path in (t.at("x.safetensors"), t.at("x.pt"), FSDP2):
+        for name, operands, options in (("inspect", (), {"hash": "sha256"}), ("validate", (), {"deep": True}), ("check", (), {"deep": True}), ("layout", (), {"hash": "xxh3"}),
+                                        ("manifest", (), {}), ("diff", (path,), {"values": True}), ("convert", (t.at("out.safetensors"),), {"objects": "drop", "overwrite": True}),
+                                        ("copy", (t.at("copy"),), {})):
+            seen = []
+            getattr(tessera, name)(path, *operands, **options, on_progress=lambda done, total: seen.append((done, total)))
+            assert seen and seen[-1][0] == seen[-1][1] > 0 and seen == sorted(seen), (path, name, seen)
+        (shutil.rmtree if os.path.isdir(t.at("copy")) else os.remove)(t.at("copy"))
 
 
 def test_progress_and_interruption(t):
