@@ -2,14 +2,17 @@
 #include "tessera/sys/store.h"
 
 #include <assert.h>
-#include <stdlib.h>
+#include <string.h>
 
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
+/* A node of a treap: sorted by file and offset from left to right, and by priority from the root down, so that its depth is logarithmic in
+ * whatever order guards are added. */
 typedef struct kept {
     tsr_store_guard guard;
-    uint64_t number; /* counts the guards in the order in which they were added */
+    uint64_t priority;
+    struct kept *left, *right;
     bool is_checked;
 } kept;
 
@@ -18,9 +21,8 @@ struct tsr_guards {
     tsr_unguarded_read *read;
     void *ctx;
     tsr_guards_lock lock; /* all NULL if there is only one thread */
-    tsr_vec kept;         /* sorted by file and offset if is_sorted; they do not overlap */
+    kept *root;           /* they do not overlap */
     uint64_t added;
-    bool is_sorted;
 };
 
 typedef struct wanted {
@@ -48,88 +50,119 @@ tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *re
         if (lock) lock->free(lock->ctx);
         return TSR_E_NOMEM;
     }
-    *guards = (tsr_guards){.allocator = allocator, .read = read, .ctx = ctx, .kept = tsr_vec_of(allocator, sizeof(kept))};
+    *guards = (tsr_guards){.allocator = allocator, .read = read, .ctx = ctx};
     if (lock) guards->lock = *lock;
     *out = guards;
     return TSR_OK;
 }
 
+static void free_kept(const tsr_guards *guards, kept *k)
+{
+    tsr_free(guards->allocator, (char *)k->guard.facts.data, k->guard.facts.size, 1);
+    tsr_free(guards->allocator, k, 1, sizeof *k);
+}
+
 void tsr_guards_forget(tsr_guards *guards)
 {
-    kept *all = guards->kept.items;
-    for (size_t i = 0; i < guards->kept.count; i++)
-        tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
-    guards->kept.count = 0;
+    while (guards->root) {
+        kept *k = guards->root, *left = k->left;
+        if (!left) {
+            guards->root = k->right;
+            free_kept(guards, k);
+            continue;
+        }
+        k->left = left->right; /* the root moves to the right, until nothing is left of it */
+        left->right = k;
+        guards->root = left;
+    }
 }
 
 void tsr_guards_free(tsr_guards *guards)
 {
     if (!guards) return;
     tsr_guards_forget(guards);
-    tsr_vec_free(&guards->kept);
     if (guards->lock.free) guards->lock.free(guards->lock.ctx);
     tsr_free(guards->allocator, guards, 1, sizeof *guards);
 }
 
-tsr_status tsr_guards_add(tsr_guards *guards, const tsr_store_guard *guard, tsr_error *err)
+static int by_place(const tsr_store_guard *a, const tsr_store_guard *b)
 {
-    char *facts = tsr_alloc(guards->allocator, guard->facts.size, 1, err);
-    if (!facts) return TSR_E_NOMEM;
-    memcpy(facts, guard->facts.data, guard->facts.size);
-    take_lock(guards);
-    kept *added = tsr_vec_push(&guards->kept, err);
-    if (added) *added = (kept){.guard = *guard, .number = guards->added++};
-    if (added) added->guard.facts.data = facts;
-    guards->is_sorted = false;
-    release_lock(guards);
-    if (!added) tsr_free(guards->allocator, facts, guard->facts.size, 1);
-    return added ? TSR_OK : TSR_E_NOMEM;
+    if (a->file != b->file) return a->file < b->file ? -1 : 1;
+    return (a->byte_offset > b->byte_offset) - (a->byte_offset < b->byte_offset);
 }
 
-static bool is_same_place(const kept *a, const kept *b)
-{
-    return a->guard.file == b->guard.file && a->guard.byte_offset == b->guard.byte_offset;
-}
-
-/* Guards of the same bytes are sorted from the newest to the oldest. */
-static int by_place(const void *a, const void *b)
-{
-    const kept *x = a, *y = b;
-    if (x->guard.file != y->guard.file) return x->guard.file < y->guard.file ? -1 : 1;
-    if (!is_same_place(x, y)) return x->guard.byte_offset < y->guard.byte_offset ? -1 : 1;
-    return (x->number < y->number) - (x->number > y->number);
-}
-
-/* Sorts the guards. A file that is opened again adds its guards again, so only the newest one of each position is kept. */
-static void sort(tsr_guards *guards)
-{
-    kept *all = guards->kept.items;
-    size_t count = 0;
-    if (guards->kept.count) qsort(all, guards->kept.count, sizeof *all, by_place);
-    for (size_t i = 0; i < guards->kept.count; i++) {
-        if (count && is_same_place(&all[count - 1], &all[i]))
-            tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
-        else all[count++] = all[i];
-    }
-    guards->kept.count = count;
-    guards->is_sorted = true;
-}
-
-/* The first guard of the file whose guarded bytes end after `offset`. The caller must hold the lock. */
-static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
+/* The guard at this place, or NULL. The caller must hold the lock. */
+static kept *find(const tsr_guards *guards, const tsr_store_guard *guard)
 {
     assert(!guards->lock.is_taken || guards->lock.is_taken(guards->lock.ctx));
-    if (!guards->is_sorted) sort(guards);
-    const kept *all = guards->kept.items;
-    size_t low = 0, high = guards->kept.count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const tsr_store_guard *guard = &all[middle].guard;
-        if (guard->file < file || (guard->file == file && guard->guarded_offset + guard->guarded_length <= offset))
-            low = middle + 1;
-        else high = middle;
+    kept *k = guards->root;
+    for (int order; k && (order = by_place(guard, &k->guard)) != 0;) k = order < 0 ? k->left : k->right;
+    return k;
+}
+
+/* Adds a guard at a place that has none: above the first node of a lower priority, whose tree it divides. */
+static void insert(tsr_guards *guards, kept *added)
+{
+    kept **at = &guards->root, **left = &added->left, **right = &added->right;
+    while (*at && (*at)->priority >= added->priority)
+        at = by_place(&added->guard, &(*at)->guard) < 0 ? &(*at)->left : &(*at)->right;
+    kept *rest = *at;
+    *at = added;
+    while (rest) {
+        if (by_place(&rest->guard, &added->guard) < 0) {
+            *left = rest;
+            left = &rest->right;
+            rest = *left;
+        } else {
+            *right = rest;
+            right = &rest->left;
+            rest = *right;
+        }
     }
-    return low;
+    *left = *right = NULL;
+}
+
+/* A file that is opened again adds its guards again: the newest one of each place counts. */
+tsr_status tsr_guards_add(tsr_guards *guards, const tsr_store_guard *guard, tsr_error *err)
+{
+    kept *added = tsr_alloc(guards->allocator, 1, sizeof *added, err);
+    char *facts = added ? tsr_alloc(guards->allocator, guard->facts.size, 1, err) : NULL;
+    if (!facts) {
+        tsr_free(guards->allocator, added, 1, sizeof *added);
+        return TSR_E_NOMEM;
+    }
+    memcpy(facts, guard->facts.data, guard->facts.size);
+    *added = (kept){.guard = *guard};
+    added->guard.facts.data = facts;
+    take_lock(guards);
+    kept *same = find(guards, guard);
+    added->priority = tsr_hash_bytes(&guards->added, sizeof guards->added, (uintptr_t)guards);
+    guards->added++;
+    if (!same) insert(guards, added);
+    else {
+        const tsr_store_guard old = same->guard;
+        same->guard = added->guard;
+        same->is_checked = false;
+        added->guard = old;
+    }
+    release_lock(guards);
+    if (same) free_kept(guards, added);
+    return TSR_OK;
+}
+
+/* The first guard of the file whose guarded bytes end after `offset`, or NULL. The caller must hold the lock. */
+static kept *first_behind(const tsr_guards *guards, uint32_t file, uint64_t offset)
+{
+    assert(!guards->lock.is_taken || guards->lock.is_taken(guards->lock.ctx));
+    kept *first = NULL;
+    for (kept *k = guards->root; k;) {
+        const tsr_store_guard *guard = &k->guard;
+        const bool is_before =
+            guard->file < file || (guard->file == file && guard->guarded_offset + guard->guarded_length <= offset);
+        if (!is_before) first = k;
+        k = is_before ? k->right : k->left;
+    }
+    return first && first->guard.file == file ? first : NULL;
 }
 
 /* Copies a guard with facts that belong to the caller, because another thread may add the guard again and thereby free the
@@ -158,12 +191,12 @@ static tsr_status next_unchecked(tsr_guards *guards, const wanted *w, uint64_t f
     tsr_status status = TSR_OK;
     *found = false;
     take_lock(guards);
-    const kept *all = guards->kept.items;
-    for (size_t i = first_behind(guards, w->file, w->offset); i < guards->kept.count && !*found; i++) {
-        const tsr_store_guard *guard = &all[i].guard;
-        if (guard->file != w->file || guard->guarded_offset >= w->offset + w->size) break;
-        *found = !all[i].is_checked && guard->guarded_length && guard->byte_offset >= from;
-        if (*found) status = copy(guards, guard, out, err);
+    for (uint64_t at = w->offset; !*found;) {
+        const kept *k = first_behind(guards, w->file, at);
+        if (!k || k->guard.guarded_offset >= w->offset + w->size) break;
+        at = k->guard.guarded_offset + k->guard.guarded_length;
+        *found = !k->is_checked && k->guard.guarded_length && k->guard.byte_offset >= from;
+        if (*found) status = copy(guards, &k->guard, out, err);
     }
     release_lock(guards);
     return status;
@@ -173,10 +206,8 @@ static tsr_status check(tsr_guards *guards, const tsr_store_guard *guard, const 
 {
     TSR_TRY(guard->check(guard, (const uint8_t *)bytes, err));
     take_lock(guards);
-    kept *all = guards->kept.items;
-    size_t i = first_behind(guards, guard->file, guard->guarded_offset);
-    while (i < guards->kept.count && all[i].guard.byte_offset != guard->byte_offset) i++;
-    if (i < guards->kept.count && tsr_str_equal(all[i].guard.facts, guard->facts)) all[i].is_checked = true;
+    kept *k = find(guards, guard);
+    if (k && tsr_str_equal(k->guard.facts, guard->facts)) k->is_checked = true;
     release_lock(guards);
     return TSR_OK;
 }

@@ -209,6 +209,40 @@ static void test_native_guards__memory_that_runs_out_leaks_nothing(void **state)
     }
 }
 
+static tsr_status read_zeros(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    (void)file, (void)offset, (void)err;
+    memset(buffer, 0, size);
+    ++*(unsigned *)ctx;
+    return TSR_OK;
+}
+
+/* Guards are added and their bytes are read by turns, as the items of a DCP on a server are. If each guard cost as much as there are others, this
+ * would not end within the time that a test has. */
+static void test_native_guards__many_are_added_between_reads(void **state)
+{
+    enum { COUNT = 200000 };
+    static const char zeros[GUARD];
+    unsigned count = 0;
+    uint8_t got[10];
+    tsr_guards *guards = NULL;
+    tsr_error err = {0};
+    (void)state;
+    assert_int_equal(tsr_thread_guards_new(&tsr_allocator_libc, read_zeros, &count, &guards, &err), TSR_OK);
+    for (uint64_t i = 0; i < COUNT; i++) {
+        const uint64_t at = i * 7919 % COUNT * (GUARD + DATA); /* in no order */
+        const tsr_store_guard guard = {0, at, at + GUARD, DATA, {i == COUNT / 2 ? "wrong, wrong, wr" : zeros, GUARD}, check};
+        assert_int_equal(tsr_guards_add(guards, &guard, &err), TSR_OK);
+        assert_int_equal(tsr_guards_read(guards, 0, at + GUARD, got, sizeof got, &err),
+                         i == COUNT / 2 ? TSR_E_FORMAT : TSR_OK);
+    }
+    assert_int_equal(count, COUNT);
+    assert_int_equal(
+        tsr_guards_read(guards, 0, COUNT / 2 * UINT64_C(7919) % COUNT * (GUARD + DATA) + GUARD, got, sizeof got, &err),
+        TSR_E_FORMAT);
+    tsr_guards_free(guards);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +251,7 @@ int main(void)
         cmocka_unit_test(test_native_guards__of_guards_that_are_added_again_the_last_count),
         cmocka_unit_test(test_native_guards__a_file_may_be_opened_again_while_a_guard_is_read),
         cmocka_unit_test(test_native_guards__memory_that_runs_out_leaks_nothing),
+        cmocka_unit_test(test_native_guards__many_are_added_between_reads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
