@@ -1,5 +1,8 @@
-"""A call that Ctrl-C ends in the middle: interrupted.py CALL DIRECTORY. DIRECTORY has big.safetensors (w and v, 1.5 GiB each), optimizer.pt (256 MiB) and
-small.safetensors. Prints "interrupted" if the call ended by KeyboardInterrupt and the interpreter still works."""
+"""A call that Ctrl-C ends in the middle: interrupted.py CALL DIRECTORY. DIRECTORY has small.safetensors. What the call reads comes from a server that
+takes its time, so that no call ends before the signal. Prints "interrupted" if the call ended by KeyboardInterrupt and the interpreter still works."""
+import contextlib
+import functools
+import io
 import os
 import signal
 import sys
@@ -9,11 +12,10 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 
 import http_serving  # noqa: E402
 import safetensors.torch  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
 
 import tessera  # noqa: E402
-
-BIG = "big.safetensors"
-
 
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
@@ -31,28 +33,53 @@ class Once:
             interrupt()
 
 
-class Interrupts(http_serving.Handler):
-    """Serves a file, and sends the signal at the fourth request for its bytes; those after it take long."""
+class Slow(http_serving.Handler):
+    """Serves a file. Requests for its bytes after the fourth one take long; where the server interrupts, it sends the signal at the fourth."""
 
     def do_GET(self):
         with self.server.lock:
             self.server.asked.append(self.path)
             number = len(self.server.asked)
-        if number == 4:
+        if number == 4 and self.server.interrupts:
             interrupt()
         elif number > 4:
             time.sleep(0.2)
         self.give(self.server.data)
 
 
-def while_it_reads(load):
-    """load(url, state dict) of 128 MiB."""
-    import torch
-    state = {f"w{n}": torch.zeros(1 << 20, dtype=torch.uint8) for n in range(128)}
-    server = http_serving.Server(Interrupts)
-    server.data = safetensors.torch.save(state)
+@contextlib.contextmanager
+def served(data, name="x.safetensors", interrupts=False):
+    """The URL of a file of these bytes."""
+    server = http_serving.Server(Slow)
+    server.data, server.interrupts = data, interrupts
     with http_serving.running(server):
-        load(server.url + "/x.safetensors", state)
+        yield f"{server.url}/{name}"
+
+
+def tensors():
+    """A state dict of 128 MiB."""
+    return {f"w{n}": torch.full((1 << 18,), float(n)) for n in range(128)}
+
+
+def while_it_reads(load):
+    """load(url, state dict), interrupted by the server."""
+    state = tensors()
+    with served(safetensors.torch.save(state), interrupts=True) as url:
+        load(url, state)
+
+
+def when_it_reports(call):
+    """call(url, on_progress=), interrupted by on_progress."""
+    with served(safetensors.torch.save(tensors())) as url:
+        call(url, on_progress=Once())
+
+
+def optim(dest, **options):
+    state = {n: {"exp_avg": torch.full((1 << 22,), float(n)), "step": torch.tensor(1.)} for n in range(8)}
+    file = io.BytesIO()
+    torch.save({"state": state, "param_groups": [{"lr": 1., "params": list(state)}]}, file)
+    with served(file.getvalue(), "optimizer.pt") as url:
+        tessera.optim("flatten", url, dest, on_progress=Once(), **options)
 
 
 def load(path, _):
@@ -67,7 +94,6 @@ def load_into(path, state):
 
 def dcp_load(path, state):
     import tessera.torch
-    import torch.distributed.checkpoint as dcp
     try:
         dcp.load(state, storage_reader=tessera.torch.StorageReader(path))
     except dcp.api.CheckpointException as e:
@@ -76,8 +102,6 @@ def dcp_load(path, state):
 
 def dcp_save(**options):
     import tessera.torch
-    import torch
-    import torch.distributed.checkpoint as dcp
 
     class Interrupts(dcp.DefaultSavePlanner):
         def resolve_data(self, item):
@@ -90,23 +114,30 @@ def dcp_save(**options):
         raise e.failures[0][0]
 
 
+def manifest():
+    return {"schema": "tessera.manifest/1", "algorithm": "xxh3", "entries": [
+        {"fqn": name, "kind": "tensor", "dtype": "float32", "shape": list(tensor.shape), "hash": {"algorithm": "xxh3", "digest": "0" * 16}}
+        for name, tensor in tensors().items()]}
+
+
 PLAN = {"mesh": "dp=2", "placements": "shard(0)", "to": "dcp"}
+REPORTING = {
+    "inspect": lambda url, **more: tessera.inspect(url, hash="sha256", **more),
+    "validate": lambda url, **more: tessera.validate(url, deep=True, **more),
+    "check": lambda url, **more: tessera.check(url, deep=True, **more),
+    "diff": lambda url, **more: tessera.diff(url, url, values=True, **more),
+    "layout": lambda url, **more: tessera.layout(url, hash="sha256", **more),
+    "manifest": lambda url, **more: tessera.manifest(url, **more),
+    "verify": lambda url, **more: tessera.verify(url, manifest(), **more),
+    "convert": lambda url, **more: tessera.convert(url, "out.pt", **more),
+    "reshard": lambda url, **more: tessera.reshard(url, "out", **PLAN, **more),
+    "exec": lambda url, **more: tessera.exec(tessera.plan(url, **PLAN), "out", **more),
+    "merge": lambda url, **more: tessera.merge("out.safetensors", url, url, method="linear", **more),
+    "copy": lambda url, **more: tessera.copy(url, "out.safetensors", **more),
+}
 CALLS = {
-    "inspect": lambda: tessera.inspect(BIG, hash="sha256", on_progress=Once()),
-    "validate": lambda: tessera.validate(BIG, deep=True, on_progress=Once()),
-    "check": lambda: tessera.check(BIG, deep=True, on_progress=Once()),
-    "diff": lambda: tessera.diff(BIG, "copy.safetensors", values=True, on_progress=Once()),
-    "layout": lambda: tessera.layout(BIG, hash="sha256", on_progress=Once()),
-    "manifest": lambda: tessera.manifest(BIG, on_progress=Once()),
-    "verify": lambda: tessera.verify(BIG, {"schema": "tessera.manifest/1", "algorithm": "xxh3", "entries": [
-        {"fqn": name, "kind": "tensor", "dtype": "float32", "shape": [1536 << 8, 1024], "hash": {"algorithm": "xxh3", "digest": "0" * 16}} for name in "wv"]}, on_progress=Once()),
-    "convert": lambda: tessera.convert(BIG, "out.pt", on_progress=Once()),
-    "reshard": lambda: tessera.reshard(BIG, "out", on_progress=Once(), **PLAN),
-    "exec": lambda: tessera.exec(tessera.plan(BIG, **PLAN), "out", on_progress=Once()),
-    "merge": lambda: tessera.merge("out.safetensors", BIG, BIG, method="linear", on_progress=Once()),
-    "optim": lambda: tessera.optim("flatten", "optimizer.pt", "out.pt", on_progress=Once()),
-    "optim to DCP": lambda: tessera.optim("flatten", "optimizer.pt", "out", to="dcp", on_progress=Once()),
-    "copy": lambda: tessera.copy(BIG, "out.safetensors", on_progress=Once()),
+    **{name: functools.partial(when_it_reports, call) for name, call in REPORTING.items()},
+    "optim": lambda: optim("out.pt"), "optim to DCP": lambda: optim("out", to="dcp"),
     "load": lambda: while_it_reads(load), "load_into": lambda: while_it_reads(load_into), "dcp.load": lambda: while_it_reads(dcp_load), "dcp.save": dcp_save, "dcp.save to safetensors": lambda: dcp_save(form="safetensors"),
 }
 
