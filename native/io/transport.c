@@ -278,6 +278,8 @@ static bool prepare(const curl_calls *curl, job *j)
     curl->easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, watch);
     curl->easy_setopt(handle, CURLOPT_XFERINFODATA, j);
     curl->easy_setopt(handle, CURLOPT_USERAGENT, "tessera");
+    /* Not HTTP/2, by which curl sends all requests on one connection: there, a lost segment stops all of them, and frames cost processor time. */
+    curl->easy_setopt(handle, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl->easy_setopt(handle, CURLOPT_BUFFERSIZE, (long)RECEIVED_AT_ONCE);
     if (trusted) curl->easy_setopt(handle, CURLOPT_CAINFO, trusted);
     curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, j->reason);
@@ -428,7 +430,6 @@ static bool open_connections(tsr_transport *transport)
     if (!transport->multi) return false;
     transport->curl.multi_setopt(transport->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)transport->depth);
     transport->curl.multi_setopt(transport->multi, CURLMOPT_MAXCONNECTS, (long)transport->depth);
-    transport->curl.multi_setopt(transport->multi, CURLMOPT_PIPELINING, (long)CURLPIPE_MULTIPLEX);
     return true;
 }
 
