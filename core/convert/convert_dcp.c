@@ -1,6 +1,6 @@
 /* Writes a checkpoint as a DCP directory with one data file: first byte items, then whole tensors, in the order of the
  * source. */
-#include <stdlib.h>
+#include <stddef.h>
 
 #include "convert/convert_to.h"
 #include "tessera/catalog.h"
@@ -123,22 +123,10 @@ static tsr_status convert(const tsr_conversion_job *job, tsr_writer *out, tsr_er
 typedef struct gathering {
     const tsr_plan *plan;
     tsr_dcp_rows rows;
-    tsr_vec pieces; /* of ordered */
+    tsr_vec pieces; /* of tsr_dcp_piece: objects, then tensors in the plan's order */
     size_t source;  /* of the shard that is being split */
     uint32_t owner;
 } gathering;
-
-typedef struct ordered {
-    tsr_dcp_piece piece;
-    size_t order; /* objects, then tensors in the plan's order */
-} ordered;
-
-static tsr_dcp_piece *new_piece(gathering *g, tsr_error *err)
-{
-    ordered *o = tsr_vec_push(&g->pieces, err);
-    if (o) o->order = g->pieces.count;
-    return o ? &o->piece : NULL;
-}
 
 static tsr_status copy_numbers(tsr_arena *arena, const uint64_t *from, uint32_t count, const uint64_t **out, tsr_error *err)
 {
@@ -152,7 +140,7 @@ static tsr_status copy_numbers(tsr_arena *arena, const uint64_t *from, uint32_t 
 static tsr_status add_shard_box(void *ctx, tsr_box box, tsr_error *err)
 {
     gathering *g = ctx;
-    tsr_dcp_piece *piece = new_piece(g, err);
+    tsr_dcp_piece *piece = tsr_vec_push(&g->pieces, err);
     if (!piece) return TSR_E_NOMEM;
     piece->source = g->source;
     piece->file = g->owner;
@@ -254,27 +242,22 @@ static tsr_status add_objects(gathering *g, tsr_error *err)
 {
     for (size_t s = 0; s < g->rows.source_count; s++) {
         if (g->rows.sources[s].entry->kind == TSR_ENTRY_TENSOR) continue;
-        tsr_dcp_piece *piece = new_piece(g, err);
+        tsr_dcp_piece *piece = tsr_vec_push(&g->pieces, err);
         if (!piece) return TSR_E_NOMEM;
         piece->source = s;
     }
     return TSR_OK;
 }
 
-static int by_file(const void *a, const void *b)
-{
-    const ordered *x = a, *y = b;
-    if (x->piece.file != y->piece.file) return x->piece.file < y->piece.file ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
-}
-
 static tsr_status sort_pieces(gathering *g, tsr_dcp_piece **out, tsr_error *err)
 {
-    ordered *pieces = g->pieces.items;
-    *out = tsr_arena_array(g->rows.job->arena, g->pieces.count, sizeof **out, err);
+    const tsr_dcp_piece *pieces = g->pieces.items;
+    tsr_arena *arena = g->rows.job->arena;
+    const size_t *order;
+    TSR_TRY(tsr_order_by_file(&g->pieces, offsetof(tsr_dcp_piece, file), tsr_plan_ranks(g->plan), arena, &order, err));
+    *out = tsr_arena_array(arena, g->pieces.count, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
-    if (g->pieces.count) qsort(pieces, g->pieces.count, sizeof *pieces, by_file);
-    for (size_t i = 0; i < g->pieces.count; i++) (*out)[i] = pieces[i].piece;
+    for (size_t i = 0; i < g->pieces.count; i++) (*out)[i] = pieces[order[i]];
     return TSR_OK;
 }
 
@@ -307,7 +290,8 @@ static tsr_status lay_out(gathering *g, tsr_writer *out, tsr_error *err)
 
 static tsr_status reshard(const tsr_conversion_job *job, const tsr_plan *plan, tsr_writer *out, tsr_error *err)
 {
-    gathering g = {.plan = plan, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(ordered))};
+    gathering g = {.plan = plan,
+                   .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(tsr_dcp_piece))};
     tsr_status status = tsr_dcp_rows_of(job, plan, &g.rows, err);
     if (status == TSR_OK) status = lay_out(&g, out, err);
     tsr_vec_free(&g.pieces);

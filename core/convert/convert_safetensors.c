@@ -1,6 +1,7 @@
 /* Writes a checkpoint as safetensors: one file, or shards of limited size with model.safetensors.index.json. They are named
  * and filled as by huggingface_hub: in order, with a new shard when the next tensor does not fit, and a tensor beyond the
  * limit in a shard of its own. */
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
@@ -362,16 +363,11 @@ static tsr_status convert(const tsr_conversion_job *job, tsr_writer *out, tsr_er
  *
  * The format does not store global shapes: readers infer them from the farthest end of the pieces. */
 
-typedef struct owned {
-    tsr_safetensors_output piece;
-    size_t order;
-} owned;
-
 typedef struct gathering {
     const tsr_conversion_job *job;
     const tsr_plan *plan;
     tsr_chosen chosen;
-    tsr_vec owned;
+    tsr_vec owned; /* of tsr_safetensors_output, whose `file` is the rank that writes it */
     tsr_safetensors_output *pieces;
     tsr_safetensors_file *files; /* those that are not empty */
     uint32_t file_count;
@@ -388,47 +384,42 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     TSR_FAIL_IF(shard->box_count > 1, err, TSR_E_UNSUPPORTED,
                 "'%.*s': rank %llu holds %llu separate boxes of it, but sharded safetensors store one box per file",
                 TSR_STR_ARG(entry->fqn), (unsigned long long)owner, (unsigned long long)shard->box_count);
-    owned *o = tsr_vec_push(&g->owned, err);
+    tsr_safetensors_output *piece = tsr_vec_push(&g->owned, err);
     uint64_t *box = tsr_arena_array(g->job->arena, 2 * (size_t)shard->ndim, sizeof *box, err);
-    if (!o || !box) return TSR_E_NOMEM;
+    if (!piece || !box) return TSR_E_NOMEM;
     if (shard->ndim) memcpy(box, shard->boxes[0].offsets, shard->ndim * sizeof *box);
     if (shard->ndim) memcpy(box + shard->ndim, shard->boxes[0].sizes, shard->ndim * sizeof *box);
-    o->order = g->owned.count;
-    o->piece = (tsr_safetensors_output){.entry = entry,
-                                        .offsets = box,
-                                        .sizes = box + shard->ndim,
-                                        .name = row->name,
-                                        .dtype = row->dtype,
-                                        .file = (uint32_t)owner};
+    *piece = (tsr_safetensors_output){.entry = entry,
+                                      .offsets = box,
+                                      .sizes = box + shard->ndim,
+                                      .name = row->name,
+                                      .dtype = row->dtype,
+                                      .file = (uint32_t)owner};
     return tsr_write_item_measure(entry, NULL, row->dtype, &row->bytes, err);
-}
-
-static int by_owner(const void *a, const void *b)
-{
-    const owned *x = a, *y = b;
-    if (x->piece.file != y->piece.file) return x->piece.file < y->piece.file ? -1 : 1;
-    return (x->order > y->order) - (x->order < y->order);
 }
 
 /* Sorts the pieces by owner, and turns the owners' numbers into numbers of files, which are named by rank from 1 on. */
 static tsr_status sort_into_files(gathering *g, tsr_error *err)
 {
-    owned *list = g->owned.items;
+    const tsr_safetensors_output *list = g->owned.items;
     tsr_arena *arena = g->job->arena;
+    const size_t *order;
+    TSR_TRY(
+        tsr_order_by_file(&g->owned, offsetof(tsr_safetensors_output, file), tsr_plan_ranks(g->plan), arena, &order, err));
     g->pieces = tsr_arena_array(arena, g->owned.count, sizeof *g->pieces, err);
     g->files = tsr_arena_array(arena, g->owned.count, sizeof *g->files, err);
     if (!g->pieces || !g->files) return TSR_E_NOMEM;
-    if (g->owned.count) qsort(list, g->owned.count, sizeof *list, by_owner);
     for (size_t i = 0; i < g->owned.count; i++) {
-        const uint32_t owner = list[i].piece.file;
-        if (i == 0 || owner != list[i - 1].piece.file) {
+        const tsr_safetensors_output *piece = &list[order[i]];
+        if (i == 0 || piece->file != list[order[i - 1]].file) {
             tsr_safetensors_file *file = &g->files[g->file_count++];
-            file->name = tsr_arena_format(arena, err, "shard-%05u-model-00001-of-00001.safetensors", (unsigned)owner + 1);
+            file->name =
+                tsr_arena_format(arena, err, "shard-%05u-model-00001-of-00001.safetensors", (unsigned)piece->file + 1);
             if (!file->name.data) return TSR_E_NOMEM;
         }
-        g->pieces[i] = list[i].piece;
+        g->pieces[i] = *piece;
         g->pieces[i].file = g->file_count - 1;
-        tsr_row_of(&g->chosen, list[i].piece.entry)->file = g->file_count - 1;
+        tsr_row_of(&g->chosen, piece->entry)->file = g->file_count - 1;
     }
     return TSR_OK;
 }
@@ -528,8 +519,9 @@ static tsr_status reshard(const tsr_conversion_job *job, const tsr_plan *plan, t
 {
     gathering *g = TSR_ARENA_NEW(job->arena, gathering, err);
     if (!g) return TSR_E_NOMEM;
-    *g = (gathering){
-        .job = job, .plan = plan, .owned = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(owned))};
+    *g = (gathering){.job = job,
+                     .plan = plan,
+                     .owned = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(tsr_safetensors_output))};
     tsr_status status = tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &g->chosen, err);
     if (status == TSR_OK) status = tsr_leave_unplanned(&g->chosen, plan, err);
     if (status == TSR_OK) status = gather(g, err);

@@ -72,6 +72,11 @@ tsr_converted *tsr_row_of(const tsr_chosen *chosen, const tsr_entry *entry);
 /* Marks tensors that the plan does not have as not written. */
 tsr_status tsr_leave_unplanned(const tsr_chosen *chosen, const tsr_plan *plan, tsr_error *err);
 
+/* Puts the indices of `items` in the order of their files, those of one file as they are. `file_at` is the position of the uint32_t in
+ * an item that is the number of its file, below `files`. *order lives in `arena`. TSR_E_NOMEM. */
+tsr_status tsr_order_by_file(const tsr_vec *items, size_t file_at, uint64_t files, tsr_arena *arena, const size_t **order,
+                             tsr_error *err);
+
 /* Turns the rows of a conversion into the items of a DCP: what the writers for whole checkpoints and for meshes have in
  * common, and the files that a Megatron checkpoint has in addition to a DCP's. */
 

@@ -328,9 +328,6 @@ tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_cont
     return status;
 }
 
-/* --dequantize: multiplies quantized numbers by their scales in a layer below all others. What it could not multiply is
- * rejected after all layers are open. */
-
 /* ---- rows and plans ---- */
 
 tsr_converted *tsr_row_of(const tsr_chosen *chosen, const tsr_entry *entry)
@@ -355,5 +352,25 @@ tsr_status tsr_leave_unplanned(const tsr_chosen *chosen, const tsr_plan *plan, t
         row->written = false;
         row->left_out = "not in the plan";
     }
+    return TSR_OK;
+}
+
+static uint32_t file_of(const tsr_vec *items, size_t item, size_t file_at)
+{
+    uint32_t file;
+    memcpy(&file, (const char *)items->items + item * items->item_size + file_at, sizeof file);
+    return file;
+}
+
+tsr_status tsr_order_by_file(const tsr_vec *items, size_t file_at, uint64_t files, tsr_arena *arena, const size_t **order,
+                             tsr_error *err)
+{
+    size_t *next = tsr_arena_array(arena, (size_t)files + 1, sizeof *next, err);
+    size_t *sorted = tsr_arena_array(arena, items->count, sizeof *sorted, err);
+    if (!next || !sorted) return TSR_E_NOMEM;
+    for (size_t i = 0; i < items->count; i++) next[file_of(items, i, file_at) + 1]++;
+    for (uint64_t f = 0; f < files; f++) next[f + 1] += next[f];
+    for (size_t i = 0; i < items->count; i++) sorted[next[file_of(items, i, file_at)]++] = i;
+    *order = sorted;
     return TSR_OK;
 }
