@@ -9,7 +9,7 @@
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
-enum { MOST_PAGE = 16 << 20, MOST_SUMMED = 4 << 20 };
+enum { MOST_SUMMED = 4 << 20 };
 
 typedef struct azure {
     tsr_service base; /* must be first */
@@ -42,18 +42,11 @@ static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_ob
 {
     tsr_parameter parameters[6] = {{"comp", TSR_STR("list")}};
     size_t count = 1;
-    tsr_exchange x;
-    tsr_str page;
     if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
     if (next->size) parameters[count++] = (tsr_parameter){"marker", *next};
     parameters[count++] = (tsr_parameter){"prefix", prefix};
     parameters[count++] = (tsr_parameter){"restype", TSR_STR("container")};
-    const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
-    tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
-    if (status == TSR_OK) out->now = x.transfer.answer.date;
-    if (status == TSR_OK) status = tsr_listing_read(&tsr_listing_of_azure, page, out, next, err);
-    tsr_exchange_end(&x);
-    return status;
+    return tsr_service_list_page(base, parameters, count, &tsr_listing_of_azure, out, next, err);
 }
 
 /* ---- opening ---- */

@@ -3,7 +3,6 @@
 #include "object_store/service.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -117,19 +116,12 @@ static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_ob
 {
     tsr_parameter parameters[5];
     size_t count = 0;
-    tsr_exchange x;
-    tsr_str page;
     if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
     parameters[count++] = (tsr_parameter){"fields", TSR_STR("items(name,size,generation,updated),nextPageToken")};
     parameters[count++] = (tsr_parameter){"maxResults", TSR_STR("1000")};
     if (next->size) parameters[count++] = (tsr_parameter){"pageToken", *next};
     parameters[count++] = (tsr_parameter){"prefix", prefix};
-    const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
-    tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
-    if (status == TSR_OK) out->now = x.transfer.answer.date;
-    if (status == TSR_OK) status = tsr_listing_read_google(page, out, next, err);
-    tsr_exchange_end(&x);
-    return status;
+    return tsr_service_list_page(base, parameters, count, NULL, out, next, err);
 }
 
 static tsr_status stat_object(tsr_service *base, tsr_str key, tsr_object_list *out, tsr_error *err)
@@ -270,61 +262,6 @@ tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *loca
     tsr_service_use_google_checksums(&service->base);
     service->secrets = tsr_arena_new(allocator, 0, err);
     return service->secrets ? configure(service, location, err) : TSR_E_NOMEM;
-}
-
-/* ---- google listing ---- */
-
-/* Listings in JSON; see object_listing.h. Source: the reference of Cloud Storage's JSON API (Objects: list, Objects: get). */
-
-enum { MOST_DIGITS = 19 };
-
-static tsr_status add_object(const cJSON *item, tsr_object_list *out, tsr_error *err)
-{
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name"),
-                *size = cJSON_GetObjectItemCaseSensitive(item, "size"),
-                *generation = cJSON_GetObjectItemCaseSensitive(item, "generation"),
-                *updated = cJSON_GetObjectItemCaseSensitive(item, "updated");
-    const char *digits = cJSON_IsString(size) ? size->valuestring : "";
-    uint64_t bytes = 0;
-    TSR_FAIL_IF(!cJSON_IsString(name) || !*digits || strlen(digits) > MOST_DIGITS ||
-                    strspn(digits, "0123456789") != strlen(digits),
-                err, TSR_E_FORMAT, "the server lists an object without a name or a size");
-    for (; *digits; digits++) bytes = bytes * 10 + (uint64_t)(*digits - '0');
-    const tsr_object object = {
-        tsr_arena_str(out->arena, tsr_str_from(name->valuestring), err),
-        bytes,
-        tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(generation) ? generation->valuestring : ""), err),
-        cJSON_IsString(updated) ? tsr_listed_time(tsr_str_from(updated->valuestring)) : 0,
-        {NULL, 0}};
-    return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
-}
-
-tsr_status tsr_listing_read_google(tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
-{
-    cJSON *root = cJSON_ParseWithLength(page.data, page.size);
-    const cJSON *item, *token = cJSON_GetObjectItemCaseSensitive(root, "nextPageToken");
-    tsr_status status = cJSON_IsObject(root)
-                            ? TSR_OK
-                            : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is not a JSON object");
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "items"))
-    {
-        if (status == TSR_OK) status = add_object(item, out, err);
-    }
-    *next = (tsr_str){NULL, 0};
-    if (status == TSR_OK && cJSON_IsString(token)) {
-        *next = tsr_arena_str(out->arena, tsr_str_from(token->valuestring), err);
-        if (!next->data) status = TSR_E_NOMEM;
-    }
-    cJSON_Delete(root);
-    return status;
-}
-
-tsr_status tsr_listing_read_google_object(tsr_str text, tsr_object_list *out, tsr_error *err)
-{
-    cJSON *root = cJSON_ParseWithLength(text.data, text.size);
-    const tsr_status status = add_object(root, out, err);
-    cJSON_Delete(root);
-    return status;
 }
 
 /* ---- gcs upload ---- */

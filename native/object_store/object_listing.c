@@ -1,6 +1,7 @@
 /* See object_listing.h. Sources: the S3 API reference (ListObjectsV2, ListMultipartUploads, ListParts), Azure's "List Blobs" and "Get Block List". */
 #include "object_store/object_listing.h"
 
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -252,3 +253,58 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
                      "this build cannot list object stores: it was built without expat (Debian: libexpat1-dev)");
 }
 #endif
+
+/* ---- JSON of Google ---- */
+
+/* Source: the reference of Cloud Storage's JSON API (Objects: list, Objects: get). */
+
+enum { MOST_DIGITS = 19 };
+
+static tsr_status add_object(const cJSON *item, tsr_object_list *out, tsr_error *err)
+{
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name"),
+                *size = cJSON_GetObjectItemCaseSensitive(item, "size"),
+                *generation = cJSON_GetObjectItemCaseSensitive(item, "generation"),
+                *updated = cJSON_GetObjectItemCaseSensitive(item, "updated");
+    const char *digits = cJSON_IsString(size) ? size->valuestring : "";
+    uint64_t bytes = 0;
+    TSR_FAIL_IF(!cJSON_IsString(name) || !*digits || strlen(digits) > MOST_DIGITS ||
+                    strspn(digits, "0123456789") != strlen(digits),
+                err, TSR_E_FORMAT, "the server lists an object without a name or a size");
+    for (; *digits; digits++) bytes = bytes * 10 + (uint64_t)(*digits - '0');
+    const tsr_object object = {
+        tsr_arena_str(out->arena, tsr_str_from(name->valuestring), err),
+        bytes,
+        tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(generation) ? generation->valuestring : ""), err),
+        cJSON_IsString(updated) ? tsr_listed_time(tsr_str_from(updated->valuestring)) : 0,
+        {NULL, 0}};
+    return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
+}
+
+tsr_status tsr_listing_read_google(tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
+{
+    cJSON *root = cJSON_ParseWithLength(page.data, page.size);
+    const cJSON *item, *token = cJSON_GetObjectItemCaseSensitive(root, "nextPageToken");
+    tsr_status status = cJSON_IsObject(root)
+                            ? TSR_OK
+                            : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is not a JSON object");
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "items"))
+    {
+        if (status == TSR_OK) status = add_object(item, out, err);
+    }
+    *next = (tsr_str){NULL, 0};
+    if (status == TSR_OK && cJSON_IsString(token)) {
+        *next = tsr_arena_str(out->arena, tsr_str_from(token->valuestring), err);
+        if (!next->data) status = TSR_E_NOMEM;
+    }
+    cJSON_Delete(root);
+    return status;
+}
+
+tsr_status tsr_listing_read_google_object(tsr_str text, tsr_object_list *out, tsr_error *err)
+{
+    cJSON *root = cJSON_ParseWithLength(text.data, text.size);
+    const tsr_status status = add_object(root, out, err);
+    cJSON_Delete(root);
+    return status;
+}

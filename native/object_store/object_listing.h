@@ -8,9 +8,9 @@
  * S3's ListPartsResult). `size`, `modified`, `checksum` NULL: items have
  * none. `cut`: the element that is "true" if more pages follow, for
  * servers that send `next` on the last page, too; NULL: `next` alone decides. */
-typedef struct tsr_listing_form {
+struct tsr_listing_form {
     const char *root, *item, *key, *size, *version, *next, *cut, *modified, *checksum;
-} tsr_listing_form;
+};
 extern const tsr_listing_form tsr_listing_of_s3, tsr_listing_of_azure;
 /* Unfinished uploads (with their ids as versions) and their parts in S3's protocol, and the blocks of an object in
  * Azure's. */

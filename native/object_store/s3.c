@@ -394,22 +394,12 @@ static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_ob
 {
     tsr_parameter parameters[6];
     size_t count = 0;
-    tsr_exchange x;
-    tsr_str page;
     if (next->size) parameters[count++] = (tsr_parameter){"continuation-token", *next};
     if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
     parameters[count++] = (tsr_parameter){"encoding-type", TSR_STR("url")};
     parameters[count++] = (tsr_parameter){"list-type", TSR_STR("2")};
     parameters[count++] = (tsr_parameter){"prefix", prefix};
-    const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
-    tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
-    if (status == TSR_OK) out->now = x.transfer.answer.date;
-    if (status == TSR_OK) {
-        status = tsr_listing_read(&tsr_listing_of_s3, page, out, next, err);
-        if (status != TSR_OK) tsr_error_context(err, "%s", base->shown);
-    }
-    tsr_exchange_end(&x);
-    return status;
+    return tsr_service_list_page(base, parameters, count, &tsr_listing_of_s3, out, next, err);
 }
 
 /* ---- opening ---- */

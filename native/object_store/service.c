@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 
 #include "object_store/exchange.h"
+#include "object_store/object_listing.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
@@ -50,6 +51,23 @@ tsr_status tsr_endpoint_of(tsr_arena *arena, tsr_str given, const char *setting,
 }
 
 /* ---- object stat ---- */
+
+tsr_status tsr_service_list_page(tsr_service *service, const tsr_parameter *parameters, size_t count,
+                                 const tsr_listing_form *form, tsr_object_list *out, tsr_str *next, tsr_error *err)
+{
+    enum { MOST_PAGE = 16 << 20 };
+    const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
+    tsr_exchange x;
+    tsr_str page;
+    tsr_status status = tsr_exchange_text(service, request, MOST_PAGE, &x, &page, err);
+    if (status == TSR_OK) {
+        out->now = x.transfer.answer.date;
+        status = form ? tsr_listing_read(form, page, out, next, err) : tsr_listing_read_google(page, out, next, err);
+        if (status != TSR_OK) tsr_error_context(err, "%s", service->shown);
+    }
+    tsr_exchange_end(&x);
+    return status;
+}
 
 tsr_status tsr_service_stat_by_range(tsr_service *base, tsr_str key, tsr_object_list *out, tsr_error *err)
 {

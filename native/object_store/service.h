@@ -105,6 +105,7 @@ typedef struct tsr_object_list {
 enum { TSR_CHECKSUM_READS, TSR_CHECKSUM_BODIES, TSR_CHECKSUM_BEGINNINGS, TSR_CHECKSUM_REQUESTS };
 typedef enum tsr_checksum_use { TSR_CHECKSUMS_UNKNOWN, TSR_CHECKSUMS_TAKEN, TSR_CHECKSUMS_REFUSED } tsr_checksum_use;
 
+typedef struct tsr_listing_form tsr_listing_form; /* object_listing.h */
 typedef struct tsr_service tsr_service;
 struct tsr_service {
     const tsr_allocator *allocator;
@@ -148,6 +149,11 @@ struct tsr_service {
 
 /* Appends all objects whose keys begin with `prefix`. If `flat` is false, only those without a '/' after the prefix. */
 tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err);
+
+/* For `list_page`: requests a page of a bucket's listing and reads it (object_listing.h). `form` NULL: Google's JSON. Errors: those of the
+ * exchange, and of the page with the bucket's name. */
+tsr_status tsr_service_list_page(tsr_service *service, const tsr_parameter *parameters, size_t count,
+                                 const tsr_listing_form *form, tsr_object_list *out, tsr_str *next, tsr_error *err);
 
 /* A `stat` for services that report size and ETag of an object with each range of it. Requests its first byte rather than
  * HEAD, because the answer to HEAD contains no reason for a refusal. */
