@@ -123,12 +123,11 @@ static tsr_status read_settings(search *s, const tsr_catalog *catalog)
     return TSR_OK;
 }
 
-static tsr_status new_group(search *s, uint32_t number, uint32_t *out)
+static tsr_status new_group(search *s, uint32_t *out)
 {
     group *new = tsr_vec_push(&s->groups, s->err);
     if (!new) return TSR_E_NOMEM;
-    *new =
-        (group){.shown = {.number = number}, .options = tsr_vec_of(s->host->allocator, sizeof(tsr_stored_optimizer_option))};
+    *new = (group){.options = tsr_vec_of(s->host->allocator, sizeof(tsr_stored_optimizer_option))};
     *out = (uint32_t)s->groups.count - 1;
     return TSR_OK;
 }
@@ -197,7 +196,7 @@ static tsr_status add_list(search *s, uint32_t optimizer, const tsr_entry *entry
         const tsr_value *dict = list->items[i];
         uint32_t number;
         if (dict->kind != TSR_VALUE_DICT) continue;
-        TSR_TRY(new_group(s, (uint32_t)i, &number));
+        TSR_TRY(new_group(s, &number));
         ((group *)s->groups.items + number)->shown.list = entry;
         for (size_t k = 0; k < dict->count; k += 2)
             if (dict->items[k]->kind == TSR_VALUE_STR)
@@ -228,7 +227,7 @@ static tsr_status add_nested(search *s, uint32_t optimizer, const setting *setti
         if (!is_group_option(settings[i].rest, &number, &option)) continue;
         if (number != last) {
             if (last != UINT32_MAX) TSR_TRY(add_params(s, optimizer, here));
-            TSR_TRY(new_group(s, number, &here));
+            TSR_TRY(new_group(s, &here));
         }
         last = number;
         if (tsr_str_equal(option, TSR_STR("params"))) ((group *)s->groups.items + here)->shown.list = settings[i].entry;
@@ -272,7 +271,7 @@ static tsr_status flat_group(search *s, const setting *settings, size_t count, u
                         s->err));
     *out = *known;
     if (!fresh) return TSR_OK;
-    TSR_TRY(new_group(s, (uint32_t)s->groups.count, out));
+    TSR_TRY(new_group(s, out));
     for (size_t i = 0; i < count; i++)
         TSR_TRY(add_option(s, *out, tsr_last_component(settings[i].rest), settings[i].entry->value));
     return TSR_OK;
@@ -402,7 +401,6 @@ static tsr_status put_result(search *s, tsr_stored_optimizers *out)
     out->items = items;
     out->count = (uint32_t)s->optimizers.count;
     out->groups = groups;
-    out->group_count = (uint32_t)s->groups.count;
     out->param_count = (uint32_t)s->params.count;
     TSR_TRY(copy_items(s, &s->params, (const void **)&out->params));
     return copy_items(s, &s->states, (const void **)&out->states);

@@ -45,7 +45,6 @@ typedef struct tsr_stored_optimizer_option {
 } tsr_stored_optimizer_option;
 
 typedef struct tsr_stored_optimizer_group {
-    uint32_t number; /* in its optimizer */
     const tsr_stored_optimizer_option *options;
     uint32_t option_count;
     const tsr_entry *list; /* the object that lists the parameters; NULL in the flat form */
@@ -61,8 +60,7 @@ typedef struct tsr_stored_optimizers {
     uint32_t count;
     const tsr_stored_optimizer_param *params;
     uint32_t param_count;
-    const tsr_stored_optimizer_group *groups;
-    uint32_t group_count;
+    const tsr_stored_optimizer_group *groups; /* one per tsr_stored_optimizer_param.group */
     const tsr_stored_optimizer_state *states;
     /* One number per entry of the catalog, for entries below an optimizer's "state": 1 + the index of the optimizer, and
      * 1 + the index of the parameter; 0 for others. */
