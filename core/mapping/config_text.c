@@ -3,6 +3,7 @@
 
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 enum { DEEPEST = 8 };
@@ -100,7 +101,7 @@ static tsr_status put_value(editor *e, tsr_str key, size_t from, size_t to, unsi
         return put(e, TSR_STR("false"));
     }
     if (tsr_str_equal(key, TSR_STR("vocab_size")) && e->changes->more_tokens &&
-        tsr_index_parse(slice(e, from, to), &tokens) && tokens == e->changes->tokens) {
+        tsr_component_number(slice(e, from, to), &tokens) && tokens == e->changes->tokens) {
         e->states_tokens = true;
         return put_number(e, e->changes->more_tokens);
     }

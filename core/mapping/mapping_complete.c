@@ -13,6 +13,7 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 typedef struct group {
@@ -592,7 +593,7 @@ static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_r
     if (first) TSR_TRY(look_up(l, "k", TSR_STR(""), path, &match));
     TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which %s layers have",
                 TSR_STR_ARG(path), TSR_STR_ARG(first->from[0].text), any ? "other" : "all");
-    if (!tsr_index_parse(index, &number) || !number) return TSR_OK;
+    if (!tsr_component_number(index, &number) || !number) return TSR_OK;
     const tsr_str lower =
         tsr_arena_format(l->s->arena, l->s->err, "%.*s%llu", (int)begin, path.data, (unsigned long long)number - 1);
     if (!lower.data) return TSR_E_NOMEM;

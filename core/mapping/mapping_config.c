@@ -154,7 +154,7 @@ bool tsr_mapped_reaches(const tsr_mapped *m, const tsr_map_number *plus, tsr_str
 {
     uint64_t least, number;
     if (!tsr_map_number_given(plus)) return true;
-    return tsr_mapped_number(m, plus, &least, NULL) == TSR_OK && tsr_index_parse(index, &number) && number >= least;
+    return tsr_mapped_number(m, plus, &least, NULL) == TSR_OK && tsr_component_number(index, &number) && number >= least;
 }
 
 static bool find_size(const tsr_mapped *m, const char *name, uint64_t *out)

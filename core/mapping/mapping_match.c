@@ -9,6 +9,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* ---- the names that entries of an inverse come from ---- */
@@ -27,7 +28,7 @@ static bool matches(const tsr_mapped *m, const tsr_map_rule *rule, const tsr_nam
         const tsr_map_number *own = tsr_pattern_plus(pattern, c),
                              *to = rule->to_count ? tsr_pattern_plus(&rule->to[0], c) : NULL;
         if (own && !tsr_mapped_reaches(m, own, values[c])) return false;
-        if (own && to && tsr_map_number_given(to) && !tsr_index_parse(values[c], &index)) return false;
+        if (own && to && tsr_map_number_given(to) && !tsr_component_number(values[c], &index)) return false;
     }
     return true;
 }
@@ -57,7 +58,7 @@ static tsr_status shift_values(const tsr_matcher *s, const tsr_map_rule *rule, t
         if (!from || !to || (!tsr_map_number_given(from) && !tsr_map_number_given(to))) continue;
         TSR_TRY(tsr_mapped_number(s->m, from, &before, s->err));
         TSR_TRY(tsr_mapped_number(s->m, to, &after, s->err));
-        (void)tsr_index_parse(values[c], &number); /* it is an index, because it matched */
+        (void)tsr_component_number(values[c], &number); /* it is an index, because it matched */
         values[c] = tsr_arena_format(s->arena, s->err, "%llu", (unsigned long long)(number - before + after));
         if (!values[c].data) return TSR_E_NOMEM;
     }
@@ -210,7 +211,7 @@ enum { NAMED = 5 };
 static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text,
                              uint64_t *out)
 {
-    TSR_FAIL_IF(!tsr_index_parse(text, out), s->err, TSR_E_FORMAT,
+    TSR_FAIL_IF(!tsr_component_number(text, out), s->err, TSR_E_FORMAT,
                 "'%.*s': {%.*s} is '%.*s', not an index that can be stacked", TSR_STR_ARG(entry->fqn),
                 TSR_STR_ARG(rule->captures[rule->folded]), TSR_STR_ARG(text));
     return TSR_OK;
@@ -635,7 +636,7 @@ static bool split(tsr_str fqn, layer_name *out)
     for (size_t i = 0; i < fqn.size; i++) {
         if (fqn.data[i] != '.') continue;
         const tsr_str component = {fqn.data + start, i - start};
-        if (start && tsr_index_parse(component, &number)) {
+        if (start && tsr_component_number(component, &number)) {
             *out = (layer_name){{fqn.data, start - 1}, component, {fqn.data + i + 1, fqn.size - i - 1}};
             return true;
         }

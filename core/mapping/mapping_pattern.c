@@ -1,6 +1,7 @@
 /* Parses and matches the names in maps, which may have captures ("layers.{layer}.attention.{rest...}"), and names the
  * steps. */
 #include "mapping/mapping_rules.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 const char *tsr_step_name(tsr_step_kind kind)
@@ -53,18 +54,6 @@ static bool has_brace(tsr_str text)
     return memchr(text.data, '{', text.size) || memchr(text.data, '}', text.size);
 }
 
-bool tsr_index_parse(tsr_str text, uint64_t *out)
-{
-    enum { LAST = 1000000 };
-    *out = 0;
-    bool digits = text.size && (text.size == 1 || text.data[0] != '0');
-    for (size_t i = 0; i < text.size && digits; i++) {
-        digits = tsr_is_digit(text.data[i]) && *out <= LAST;
-        *out = *out * 10 + (uint64_t)(text.data[i] - '0');
-    }
-    return digits;
-}
-
 /* Splits "layer+$num_hidden_layers" or "layer+2" into the name of the capture and the number. *fits is false if the latter is
  * neither. */
 static tsr_status cut_plus(tsr_str *name, tsr_arena *arena, tsr_map_number *plus, bool *fits, tsr_error *err)
@@ -74,7 +63,7 @@ static tsr_status cut_plus(tsr_str *name, tsr_arena *arena, tsr_map_number *plus
     const tsr_str text = {at + 1, (size_t)(name->data + name->size - at) - 1};
     name->size = (size_t)(at - name->data);
     if (text.size < 2 || text.data[0] != '$') {
-        *fits = tsr_index_parse(text, &plus->value);
+        *fits = tsr_component_number(text, &plus->value);
         return TSR_OK;
     }
     plus->config = tsr_arena_str(arena, tsr_str_after(text, 1), err);

@@ -170,8 +170,6 @@ tsr_status tsr_pattern_parse(tsr_str text, tsr_arena *arena, tsr_captures *captu
 const tsr_map_number *tsr_pattern_plus(const tsr_name_pattern *pattern, uint32_t capture);
 /* Whether the number is stated, and not 0. */
 bool tsr_map_number_given(const tsr_map_number *number);
-/* Reads an index as names have it: decimal, without leading zeros, and not above a million or so. */
-bool tsr_index_parse(tsr_str text, uint64_t *out);
 /* Whether the name matches. If it does, values[c] is set for every capture c of the pattern. */
 bool tsr_pattern_match(const tsr_name_pattern *pattern, tsr_str name, tsr_str *values);
 /* Makes a name of the first `components` components of the pattern, with these values. Its data is NULL if there is no
