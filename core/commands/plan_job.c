@@ -4,6 +4,7 @@
 #include "documents/document_parts.h"
 #include "tessera/glob.h"
 #include "tessera/sys/check.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/commands.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
@@ -11,11 +12,23 @@
 #include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 
+/* ---- sources ---- */
+
+tsr_status tsr_plan_check_present(const tsr_checkpoint *source, const tsr_checkpoint *planned,
+                                  const tsr_command_options *options, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(source);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (source == planned && !tsr_globs_select(&options->selection, entry->fqn)) continue;
+        TSR_TRY(tsr_checkpoint_check_present(source, entry, err));
+    }
+    return TSR_OK;
+}
+
 /* ---- document ---- */
 
 /* tessera.plan/1: the job, totals, loads per rank and per file, and optionally every read item. */
-
-/* ---- document ---- */
 
 static void put_source(tsr_json *json, const char *key, const tsr_plan_source *source)
 {

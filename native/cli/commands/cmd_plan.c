@@ -197,22 +197,6 @@ static tsr_status make_plan(cli *program, const tsr_command_options *arguments, 
     return tsr_plan_for_texts(catalog, &(tsr_planning){&p->counted, &p->target, &options}, host, p->arena, &p->plan, err);
 }
 
-/* Planning reads only metadata. A job that needs bytes that are not there is refused when it is carried out. */
-static void warn_of_missing(cli *program, const tsr_command_options *arguments, const planned *p)
-{
-    const tsr_checkpoint *source = cli_source_checkpoint(&p->session);
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(source);
-    const bool has_layers = source != p->session.checkpoint;
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        tsr_error missing = {0};
-        if (!has_layers && !tsr_globs_select(&arguments->selection, entry->fqn)) continue;
-        if (tsr_checkpoint_check_present(source, entry, &missing) == TSR_OK) continue;
-        cli_warn(program, "%s: %s", p->session.path, missing.message);
-        return;
-    }
-}
-
 /* Without a target, the plan is for `tessera convert`. */
 static tsr_status read_target(cli *program, const tsr_command_options *arguments, planned *p, tsr_error *err)
 {
@@ -228,7 +212,7 @@ static tsr_status read_target(cli *program, const tsr_command_options *arguments
 static int run(cli *program, const tsr_command_options *arguments)
 {
     const char *path = program->operands.items[0];
-    tsr_error err = {0};
+    tsr_error err = {0}, missing = {0};
     planned p = {.plan = NULL};
     const tsr_open_options used = {.skip_objects = true, .selects = tsr_globs_select, .selects_ctx = &arguments->selection};
     p.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
@@ -238,7 +222,11 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &p.session, &err);
     if (status == TSR_OK) status = cli_check_selection(program, &p.session, arguments, &p.job.target, true, &err);
     if (status == TSR_OK) status = make_plan(program, arguments, &p, &err);
-    if (status == TSR_OK) warn_of_missing(program, arguments, &p);
+    if (status == TSR_OK) {
+        const tsr_checkpoint *source = cli_source_checkpoint(&p.session);
+        if (tsr_plan_check_present(source, p.session.checkpoint, arguments, &missing) != TSR_OK)
+            cli_warn(program, "%s: %s", p.session.path, missing.message);
+    }
     if (status == TSR_OK) status = report(program, arguments, &p, &err);
     if (status == TSR_OK) status = cli_unchanged(&p.session, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, p.session.path, &err);

@@ -240,6 +240,11 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_planning *wh
 /* The target of a plan for a conversion, of which only what is read counts: everything on one rank. In `arena`. */
 tsr_status tsr_target_of_conversion(tsr_arena *arena, tsr_target_texts *texts, tsr_target *out, tsr_error *err);
 
+/* TSR_E_NOT_FOUND that names a tensor which a job would read and whose bytes are missing. Planning does not need them. `source` is what
+ * was opened, `planned` itself or a layer on it, whose tensors may be made of any of the source's. */
+tsr_status tsr_plan_check_present(const tsr_checkpoint *source, const tsr_checkpoint *planned,
+                                  const tsr_command_options *options, tsr_error *err);
+
 /* A checkpoint that a plan reads: enough to find it, and to notice that it has changed. */
 typedef struct tsr_plan_file {
     tsr_str name;
