@@ -261,7 +261,7 @@ static tsr_status open_names(const naming *n, tsr_str document, const tsr_host *
     tsr_status status = document.data ? tsr_modules_parse(document, host, arena, &read, err) : TSR_OK;
     if (status == TSR_OK && document.data) status = tsr_modules_new(read.root, host, &modules, err);
     if (status != TSR_OK) tsr_error_context(err, "--modules");
-    else status = tsr_canonical_names_new(&n->catalog, 1, modules, host, out, err);
+    else status = tsr_canonical_names_new(&n->catalog, NULL, 1, modules, host, out, err);
     tsr_modules_free(modules);
     return status;
 }
@@ -278,7 +278,6 @@ static tsr_status rename_source(tsr_checkpoint *source, const tsr_layering *want
     tsr_new_name *mappings = tsr_arena_array(n.arena, (size_t)n.catalog->mapping_count, sizeof *mappings, err);
     tsr_status status = entries && mappings ? TSR_OK : TSR_E_NOMEM;
     if (status == TSR_OK && o->canonical) status = open_names(&n, wanted->modules, host, arena, &n.names, err);
-    if (status == TSR_OK && o->canonical) status = tsr_canonical_names_check(n.names, n.catalog, n.arena, err);
     if (status == TSR_OK) status = name_entries(&n, entries, err);
     if (status == TSR_OK) status = name_mappings(&n, host->allocator, mappings, err);
     if (status == TSR_OK) status = tsr_checkpoint_rename(source, entries, mappings, err);

@@ -160,6 +160,62 @@ tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_alloca
     return status;
 }
 
+/* ---- parameters with two names ---- */
+
+#define ORIG_MOD TSR_STR("_orig_mod.")
+
+/* The name without the components of torch.compile; the name itself where it has none. */
+static tsr_status unwrap(tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    *out = name;
+    if (!tsr_str_contains(name, ORIG_MOD)) return TSR_OK;
+    char *text = tsr_arena_array(arena, name.size, 1, err);
+    if (!text) return TSR_E_NOMEM;
+    *out = (tsr_str){text, 0};
+    for (size_t at = 0, size; at < name.size; at += size) {
+        size = next_component(name, at).size + 1;
+        if (size > name.size - at) size--; /* no dot comes after the last */
+        if (tsr_str_equal((tsr_str){name.data + at, size}, ORIG_MOD)) continue;
+        memcpy(text + out->size, name.data + at, size);
+        out->size += size;
+    }
+    return TSR_OK;
+}
+
+/* Refuses two names that become one without `_orig_mod`, of which at least one has it. `seen` is an empty map. */
+static tsr_status refuse_twins(const tsr_name *names, size_t count, bool by_fqn, tsr_map *seen, tsr_arena *arena,
+                               tsr_error *err)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const tsr_str text = by_fqn ? names[i].fqns[0] : names[i].raw;
+        tsr_str plain;
+        uint32_t *first;
+        bool fresh;
+        TSR_TRY(unwrap(text, arena, &plain, err));
+        TSR_TRY(tsr_map_put(seen, plain, i, &first, &fresh, err));
+        const bool is_wrapped = plain.size < text.size;
+        if (fresh || (!is_wrapped && (by_fqn ? names[*first].fqns[0] : names[*first].raw).size == plain.size)) continue;
+        return tsr_fail(err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'",
+                        TSR_STR_ARG(names[is_wrapped ? i : *first].raw), TSR_STR_ARG(names[is_wrapped ? *first : i].raw),
+                        TSR_STR_ARG(plain));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_fqn_refuse_twins(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
+                                tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    size_t wrapped = 0;
+    while (wrapped < count && !tsr_str_contains(names[wrapped].raw, ORIG_MOD)) wrapped++;
+    for (int by_fqn = 0; by_fqn < 2 && wrapped < count && status == TSR_OK; by_fqn++) {
+        tsr_map *seen = tsr_map_new(allocator, count, err);
+        status = seen ? refuse_twins(names, count, by_fqn, seen, arena, err) : TSR_E_NOMEM;
+        tsr_map_free(seen);
+    }
+    return status;
+}
+
 /* ---- names by text, for look-ups ---- */
 
 struct tsr_text_names {
@@ -188,7 +244,7 @@ static tsr_status add_catalog(tsr_text_names *c, const tsr_catalog *catalog, tsr
     for (size_t i = 0; i < count; i++) raws[i] = catalog->entries[i].fqn;
     TSR_TRY(tsr_fqn_from_text(raws, count, c->allocator, c->arena, names, err));
     for (size_t i = 0; i < count; i++) TSR_TRY(add_name(c, &names[i], err));
-    return TSR_OK;
+    return tsr_fqn_refuse_twins(names, count, c->allocator, c->arena, err);
 }
 
 tsr_status tsr_text_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,

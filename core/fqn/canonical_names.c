@@ -13,7 +13,6 @@
 #include "tessera/sys/try.h"
 
 #define PARAM_GROUPS TSR_STR(".param_groups.")
-#define ORIG_MOD     TSR_STR("_orig_mod.")
 
 enum { MOST_WRAPPERS = 6, MOST_HOLDERS = 8 };
 
@@ -25,9 +24,7 @@ struct tsr_canonical_names {
     tsr_map *index;  /* raw name of an entry → index in `fqns` */
     tsr_map *plains; /* raw name of an entry without `plain` wrappers → index in `fqns` */
     tsr_map *params; /* raw name of a parameter, as optimizers have it → index in `fqns` */
-    tsr_map *owners; /* canonical name of an entry → its index in `raws` */
     tsr_vec fqns;    /* tsr_str */
-    tsr_vec raws;    /* tsr_str; parallel to `fqns` */
 };
 
 static tsr_status add(tsr_canonical_names *c, tsr_map *to, tsr_str raw, tsr_str fqn, tsr_error *err)
@@ -35,11 +32,9 @@ static tsr_status add(tsr_canonical_names *c, tsr_map *to, tsr_str raw, tsr_str 
     bool fresh;
     TSR_TRY(tsr_map_put(to, raw, (uint32_t)c->fqns.count, NULL, &fresh, err));
     if (!fresh) return TSR_OK;
-    tsr_str *added = tsr_vec_push(&c->fqns, err), *key = added ? tsr_vec_push(&c->raws, err) : NULL;
-    if (!key) return TSR_E_NOMEM;
-    *added = fqn;
-    *key = raw;
-    return to == c->index ? tsr_map_put(c->owners, fqn, (uint32_t)c->fqns.count - 1, NULL, NULL, err) : TSR_OK;
+    tsr_str *added = tsr_vec_push(&c->fqns, err);
+    if (added) *added = fqn;
+    return added ? TSR_OK : TSR_E_NOMEM;
 }
 
 static bool find(const tsr_canonical_names *c, const tsr_map *in, tsr_str raw, tsr_str *out)
@@ -303,10 +298,11 @@ static tsr_status add_catalog(tsr_canonical_names *c, const tsr_catalog *catalog
     const size_t count = (size_t)catalog->entry_count;
     tsr_stored_optimizers all;
     tsr_str *raws = tsr_arena_array(c->arena, count, sizeof *raws, err);
+    tsr_str *fqns = tsr_arena_array(c->arena, count, sizeof *fqns, err);
     tsr_str *models = tsr_arena_array(c->arena, count, sizeof *models, err);
     tsr_name *names = tsr_arena_array(c->arena, count, sizeof *names, err);
     size_t model_count = 0, start;
-    if (!raws || !models || !names) return TSR_E_NOMEM;
+    if (!raws || !fqns || !models || !names) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) raws[i] = catalog->entries[i].fqn;
     TSR_TRY(tsr_fqn_from_text(raws, count, c->host->allocator, c->arena, names, err));
     TSR_TRY(tsr_stored_optimizers_find(catalog, c->host, c->arena, &all, err));
@@ -318,11 +314,14 @@ static tsr_status add_catalog(tsr_canonical_names *c, const tsr_catalog *catalog
         tsr_str fqn = names[i].fqns[0];
         TSR_TRY(optimizer_entry(c, catalog, &all, i, &fqn, err));
         TSR_TRY(add(c, c->index, raws[i], fqn, err));
+        find(c, c->index, raws[i], &fqns[i]);
+        names[i].fqns = &fqns[i];
     }
-    return TSR_OK;
+    return tsr_fqn_refuse_twins(names, count, c->host->allocator, c->arena, err);
 }
 
-static tsr_status fill(tsr_canonical_names *c, const tsr_catalog *const *catalogs, size_t count, tsr_error *err)
+static tsr_status fill(tsr_canonical_names *c, const tsr_catalog *const *catalogs, const char *const *called, size_t count,
+                       tsr_error *err)
 {
     const tsr_allocator *a = c->host->allocator;
     c->arena = tsr_arena_new(a, 0, err);
@@ -330,24 +329,25 @@ static tsr_status fill(tsr_canonical_names *c, const tsr_catalog *const *catalog
     c->index = tsr_map_new(a, 0, err);
     c->plains = tsr_map_new(a, 0, err);
     c->params = tsr_map_new(a, 0, err);
-    c->owners = tsr_map_new(a, 0, err);
-    if (!c->arena || !c->model || !c->index || !c->plains || !c->params || !c->owners) return TSR_E_NOMEM;
+    if (!c->arena || !c->model || !c->index || !c->plains || !c->params) return TSR_E_NOMEM;
     TSR_TRY(list_model(c, err));
-    for (size_t i = 0; i < count; i++) TSR_TRY(add_catalog(c, catalogs[i], err));
+    for (size_t i = 0; i < count; i++) {
+        const tsr_status status = add_catalog(c, catalogs[i], err);
+        if (status != TSR_OK && called) tsr_error_context(err, "%s", called[i]);
+        TSR_TRY(status);
+    }
     return TSR_OK;
 }
 
-tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_modules *modules,
-                                   const tsr_host *host, tsr_canonical_names **out, tsr_error *err)
+tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, const char *const *called, size_t count,
+                                   const tsr_modules *modules, const tsr_host *host, tsr_canonical_names **out,
+                                   tsr_error *err)
 {
     *out = NULL;
     tsr_canonical_names *c = tsr_alloc(host->allocator, 1, sizeof *c, err);
     if (!c) return TSR_E_NOMEM;
-    *c = (tsr_canonical_names){.host = host,
-                               .modules = modules,
-                               .fqns = tsr_vec_of(host->allocator, sizeof(tsr_str)),
-                               .raws = tsr_vec_of(host->allocator, sizeof(tsr_str))};
-    const tsr_status status = fill(c, catalogs, count, err);
+    *c = (tsr_canonical_names){.host = host, .modules = modules, .fqns = tsr_vec_of(host->allocator, sizeof(tsr_str))};
+    const tsr_status status = fill(c, catalogs, called, count, err);
     if (status == TSR_OK) *out = c;
     else tsr_canonical_names_free(c);
     return status;
@@ -360,9 +360,7 @@ void tsr_canonical_names_free(tsr_canonical_names *names)
     tsr_map_free(names->index);
     tsr_map_free(names->plains);
     tsr_map_free(names->params);
-    tsr_map_free(names->owners);
     tsr_vec_free(&names->fqns);
-    tsr_vec_free(&names->raws);
     tsr_arena_free(names->arena);
     tsr_free(names->host->allocator, names, 1, sizeof *names);
 }
@@ -390,39 +388,6 @@ tsr_status tsr_canonical_names_dict(const tsr_canonical_names *c, tsr_str fqn, t
         const tsr_str state = TSR_STR("state.");
         if (!tsr_str_starts(tsr_str_after(fqn, at), state)) continue;
         TSR_TRY(put_param(c, fqn, at + state.size, fqn.size, arena, out, err));
-    }
-    return TSR_OK;
-}
-
-/* For a name that keeps an `_orig_mod` because it has siblings: the entry (by its key) whose canonical name it would have
- * without it. NULL data if there is none. */
-static tsr_status find_twin(const tsr_canonical_names *c, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)
-{
-    tsr_str fqn = raw;
-    *out = (tsr_str){NULL, 0};
-    find(c, c->index, raw, &fqn);
-    for (size_t at = 0; at < fqn.size; at += component_size(fqn, at) + 1) {
-        const tsr_str rest = {fqn.data + at, fqn.size - at};
-        if (!tsr_str_starts(rest, ORIG_MOD)) continue;
-        const tsr_str other = tsr_arena_format(arena, err, "%.*s%.*s", (int)at, fqn.data, (int)(rest.size - ORIG_MOD.size),
-                                               rest.data + ORIG_MOD.size);
-        if (!other.data) return TSR_E_NOMEM;
-        const uint32_t owner = tsr_map_get(c->owners, other, UINT32_MAX);
-        if (owner != UINT32_MAX) *out = ((const tsr_str *)c->raws.items)[owner];
-        if (out->data) return TSR_OK;
-    }
-    return TSR_OK;
-}
-
-tsr_status tsr_canonical_names_check(const tsr_canonical_names *c, const tsr_catalog *catalog, tsr_arena *arena,
-                                     tsr_error *err)
-{
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_str fqn = catalog->entries[i].fqn;
-        tsr_str twin;
-        TSR_TRY(find_twin(c, fqn, arena, &twin, err));
-        TSR_FAIL_IF(twin.data, err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'", TSR_STR_ARG(fqn),
-                    TSR_STR_ARG(twin), TSR_STR_ARG(twin));
     }
     return TSR_OK;
 }

@@ -53,6 +53,11 @@ def test_a_parameter_with_two_names_is_refused_by_every_command(t):
                     ["reshard", twice, t.at("out"), "--to", "dcp", "--mesh", "dp=2", "--placements", "shard(0)"], ["plan", twice, "--mesh", "dp=2", "--placements", "shard(0)"]):
         message = refused(*command)
         need("'module._orig_mod.fc.w'" in message and "'module.fc.w'" in message and twice in message, f"{command[0]}: {message}")
+    # wrapped twice, so that the names differ in more than `_orig_mod` once `module` is removed
+    st_write(t.at("nested.safetensors"), {"module.a": numbers(1), "_orig_mod.module.a": numbers(2)})
+    for command in (["convert", t.at("nested.safetensors"), t.at("out.safetensors")], ["diff", once, t.at("nested.safetensors")]):
+        message = refused(*command)
+        need("'_orig_mod.module.a' and 'module.a' would both be named 'module.a'" in message and t.at("nested.safetensors") in message, f"{command[0]}: {message}")
     # a compiled part of a model with other parameters next to it, in one of two checkpoints
     st_write(t.at("compiled.safetensors"), {"net._orig_mod.w": numbers(1), "head.w": numbers(2)})
     st_write(t.at("plain.safetensors"), {"net.w": numbers(1), "head.w": numbers(2)})

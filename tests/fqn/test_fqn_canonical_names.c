@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 /* cmocka.h needs the headers above. */
 #include <cmocka.h>
 
@@ -23,7 +24,7 @@ static tsr_canonical_names *names_of(const tsr_catalog *a, const tsr_catalog *b)
     const tsr_catalog *const both[] = {a, b};
     static const tsr_host host = {.allocator = &tsr_allocator_libc};
     tsr_canonical_names *names;
-    assert_int_equal(tsr_canonical_names_new(both, 2, NULL, &host, &names, NULL), TSR_OK);
+    assert_int_equal(tsr_canonical_names_new(both, NULL, 2, NULL, &host, &names, NULL), TSR_OK);
     return names;
 }
 
@@ -67,12 +68,53 @@ static void test_fqn_canonical_names__a_key_of_both_has_one_name(void **state)
     tsr_canonical_names_free(names);
 }
 
+static void refuse(const char *wrapped, const char *plain)
+{
+    tsr_entry ours[2], theirs[1];
+    const tsr_catalog twice = catalog_of((const char *const[]){wrapped, plain, NULL}, ours);
+    const tsr_catalog once = catalog_of((const char *const[]){plain, NULL}, theirs);
+    const tsr_catalog *const both[] = {&once, &twice};
+    static const tsr_host host = {.allocator = &tsr_allocator_libc};
+    tsr_canonical_names *names;
+    tsr_text_names *texts;
+    tsr_error err = {0}, by_text = {0};
+    char want[200];
+    assert_int_equal(tsr_canonical_names_new(both, (const char *const[]){"ours", "theirs"}, 2, NULL, &host, &names, &err),
+                     TSR_E_USAGE);
+    assert_int_equal(tsr_text_names_new(both, 2, &tsr_allocator_libc, &texts, &by_text), TSR_E_USAGE);
+    snprintf(want, sizeof want, "'%s' and '%s' would both be named '%s'", wrapped, plain, plain);
+    assert_string_equal(by_text.message, want);
+    snprintf(want + strlen(want), sizeof want - strlen(want), ", in theirs");
+    assert_string_equal(err.message, want);
+}
+
+static void test_fqn_canonical_names__a_parameter_under_two_names_is_refused(void **state)
+{
+    (void)state;
+    refuse("net._orig_mod.w", "net.w");
+    refuse("_orig_mod.module.a", "module.a");
+    refuse("m.module._orig_mod.module.b", "m.module.module.b");
+    /* also where only the canonical names show it */
+    tsr_entry entries[2];
+    const tsr_catalog catalog = catalog_of((const char *const[]){"_orig_mod.x.a", "x.module.a", NULL}, entries);
+    const tsr_catalog *const catalogs[] = {&catalog};
+    tsr_text_names *texts;
+    tsr_error err = {0};
+    assert_int_equal(tsr_text_names_new(catalogs, 1, &tsr_allocator_libc, &texts, &err), TSR_E_USAGE);
+    assert_string_equal(err.message, "'_orig_mod.x.a' and 'x.module.a' would both be named 'x.a'");
+    /* each name once, in one checkpoint each */
+    const tsr_catalog one = catalog_of((const char *const[]){"net._orig_mod.w", "head.w", NULL}, entries);
+    tsr_entry others[2];
+    const tsr_catalog other = catalog_of((const char *const[]){"net.w", "head.w", NULL}, others);
+    tsr_canonical_names_free(names_of(&one, &other));
+}
+
 static tsr_status make_names(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     (void)arena;
     const tsr_catalog *const catalogs[] = {ctx, ctx};
     tsr_canonical_names *names;
-    const tsr_status status = tsr_canonical_names_new(catalogs, 2, NULL, host, &names, err);
+    const tsr_status status = tsr_canonical_names_new(catalogs, NULL, 2, NULL, host, &names, err);
     tsr_canonical_names_free(names);
     return status;
 }
@@ -90,6 +132,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fqn_canonical_names__each_catalog_is_judged_by_its_own_keys),
         cmocka_unit_test(test_fqn_canonical_names__a_key_of_both_has_one_name),
+        cmocka_unit_test(test_fqn_canonical_names__a_parameter_under_two_names_is_refused),
         cmocka_unit_test(test_fqn_canonical_names__failed_allocations_leak_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

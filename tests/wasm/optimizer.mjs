@@ -297,6 +297,10 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
         same(p.stdout, diff.document(a, b), `after all steps: ${args}`);
       }
       check(/both become/.test(errorOf(() => withOpened(st("c.safetensors", { "_fsdp_wrapped_module.w": [1], w: [1] }), (C) => C.diff(A, { canonical: true }))).message), "a collision");
+      for (const [wrapped, plain] of [["module._orig_mod.w", "module.w"], ["_orig_mod.module.w", "module.w"]])
+        withOpened(st("d.safetensors", { [plain]: [1], [wrapped]: [2] }), (D) => {
+          for (const refused of [() => D.diff(A, { canonical: true }), () => A.diff(D, { canonical: true })]) check(errorOf(refused)?.message === `'${wrapped}' and '${plain}' would both be named '${plain}'`, wrapped);
+        });
     }));
   });
 

@@ -42,17 +42,6 @@ static tsr_status read_modules(comparison *c, tsr_modules **out, tsr_error *err)
     return status;
 }
 
-/* Refuses a checkpoint that has a parameter under two names. The names of both checkpoints together do not show that. */
-static tsr_status check_names(comparison *c, const cli_session *side, const tsr_modules *modules, tsr_error *err)
-{
-    tsr_canonical_names *names = NULL;
-    tsr_status status = tsr_canonical_names_new(&side->catalog, 1, modules, cli_host(c->program), &names, err);
-    if (status == TSR_OK) status = tsr_canonical_names_check(names, side->catalog, c->arena, err);
-    if (status != TSR_OK) tsr_error_context(err, "%s", side->path);
-    tsr_canonical_names_free(names);
-    return status;
-}
-
 static tsr_status match(comparison *c, tsr_error *err)
 {
     const tsr_host *host = cli_host(c->program);
@@ -62,9 +51,7 @@ static tsr_status match(comparison *c, tsr_error *err)
     tsr_modules *modules = NULL;
     tsr_status status = read_modules(c, &modules, err);
     if (status == TSR_OK && c->arguments->compares_canonical) {
-        status = check_names(c, &c->a, modules, err);
-        if (status == TSR_OK) status = check_names(c, &c->b, modules, err);
-        if (status == TSR_OK) status = tsr_canonical_names_new(both, 2, modules, host, &names, err);
+        status = tsr_canonical_names_new(both, (const char *const[]){c->a.path, c->b.path}, 2, modules, host, &names, err);
         options.canonical = tsr_canonical_names_find;
         options.canonical_value = tsr_canonical_names_value;
         options.canonical_ctx = names;

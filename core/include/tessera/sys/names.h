@@ -75,13 +75,19 @@ const tsr_param *tsr_params_at(const tsr_params *params, size_t index);
 /* By canonical FQN: index, or SIZE_MAX. When two tensors have one FQN the later one answers, as in PyTorch. */
 size_t tsr_params_find(const tsr_params *params, tsr_str fqn);
 
+/* Refuses the names of one checkpoint if a parameter is in it twice, once inside torch.compile's wrapper and once outside: raw names that
+ * differ in nothing but `_orig_mod`, or canonical names (the first of each) that do. The wrapper's `_orig_mod` has siblings then, and would
+ * be kept as if it were an attribute. Errors: TSR_E_USAGE with both raw names; TSR_E_NOMEM. `arena` is for texts that are made meanwhile. */
+tsr_status tsr_fqn_refuse_twins(const tsr_name *names, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
+                                tsr_error *err);
+
 /* Canonical names of whole catalogs, and the renames that turn one set of names into another.
  *
  * Example:
  *
  *     tsr_canonical_names *names;
  *     tsr_str canonical;
- *     status = tsr_canonical_names_new(&catalog, 1, NULL, host, &names, &err);
+ *     status = tsr_canonical_names_new(&catalog, NULL, 1, NULL, host, &names, &err);
  *     if (status == TSR_OK) status = tsr_canonical_names_find(names, TSR_STR("module.fc.weight"), arena, &canonical, &err);
  *     if (status == TSR_OK) printf("%.*s\n", TSR_STR_ARG(canonical));
  *     tsr_canonical_names_free(names); */
@@ -89,11 +95,12 @@ size_t tsr_params_find(const tsr_params *params, tsr_str fqn);
 /* The canonical names of all entries of several catalogs. Those of a model come from the module tree, if one is given and has them,
  * otherwise from tsr_fqn_from_text over the catalog's keys. The names of parameters in an optimizer's state and groups become what
  * the model's own become. A key that several catalogs have gets the name that the first of them gives it. Otherwise equal keys
- * could differ in a comparison. Borrows the catalogs until free. Errors: those of tsr_fqn_resolve; TSR_E_NOMEM. Read-only afterwards
- * and thread-safe. */
+ * could differ in a comparison. `called` is what messages call the catalogs; NULL: nothing, because there is one. Borrows the catalogs
+ * until free. Errors: those of tsr_fqn_resolve and tsr_fqn_refuse_twins; TSR_E_NOMEM. Read-only afterwards and thread-safe. */
 typedef struct tsr_canonical_names tsr_canonical_names;
-tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_modules *modules,
-                                   const tsr_host *host, tsr_canonical_names **out, tsr_error *err);
+tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, const char *const *called, size_t count,
+                                   const tsr_modules *modules, const tsr_host *host, tsr_canonical_names **out,
+                                   tsr_error *err);
 void tsr_canonical_names_free(tsr_canonical_names *names); /* accepts NULL */
 /* The canonical name of `raw`; `raw` itself where no catalog has that key. Never fails. It has the form of
  * tsr_diff_options.canonical, whose context is the tsr_canonical_names. */
@@ -105,14 +112,9 @@ tsr_status tsr_canonical_names_value(void *names, const tsr_entry *entry, tsr_ar
 /* The canonical name of a dict of the state dict. `inside` is the key of an entry in it; empty data if there is none. */
 tsr_status tsr_canonical_names_dict(const tsr_canonical_names *names, tsr_str fqn, tsr_str inside, tsr_arena *arena,
                                     tsr_str *out, tsr_error *err);
-/* Refuses a catalog that has a parameter twice, once inside torch.compile's wrapper: the wrapper's `_orig_mod` then has siblings, and
- * would be kept as if it were an attribute. `names` must be those of this catalog alone. TSR_E_USAGE with both names; TSR_E_NOMEM.
- * `arena` is for texts that are made meanwhile. */
-tsr_status tsr_canonical_names_check(const tsr_canonical_names *names, const tsr_catalog *catalog, tsr_arena *arena,
-                                     tsr_error *err);
 
 /* The same by the text of each catalog's keys alone, also for the keys of optimizers. The viewer's first module has only this, because
- * its size is limited. Errors: TSR_E_NOMEM. */
+ * its size is limited. Errors: those of tsr_fqn_refuse_twins. */
 typedef struct tsr_text_names tsr_text_names;
 tsr_status tsr_text_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
                               tsr_text_names **out, tsr_error *err);
