@@ -6,6 +6,7 @@
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/try.h"
 
 tsr_host tessera_lent;
 tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena,
@@ -43,7 +44,7 @@ opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err)
     opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
     if (item) lend(&item->host); /* the second file may have been loaded by now */
     if (!item || item->checkpoint) return item;
-    tsr_raise(err, item->why.status, item->why.byte_position, "%s", item->why.message);
+    tsr_raise_again(err, item->why.status, &item->why);
     return NULL;
 }
 
@@ -90,7 +91,7 @@ static tsr_status open_checkpoint(opened *item, tsr_error *err)
     const tsr_status status = tsr_checkpoint_open(item->store, &item->host, &judged, &item->checkpoint, &item->why);
     if (was_asked) return refuse_to_load(err); /* even if listing skipped what it could not open */
     if (status == TSR_OK || may_be_ranks(item)) return TSR_OK;
-    return tsr_raise(err, status, item->why.byte_position, "%s", item->why.message);
+    return tsr_raise_again(err, status, &item->why);
 }
 
 static opened *new_opened(tsr_error *err)

@@ -149,8 +149,7 @@ tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_plac
 tsr_status tsr_finding_add_failure(tsr_findings *findings, const char *rule_id, tsr_place place, const tsr_error *failure,
                                    tsr_error *err)
 {
-    if (!tsr_may_be_finding(failure->status))
-        return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
+    if (!tsr_may_be_finding(failure->status)) return tsr_raise_again(err, failure->status, failure);
     if (failure->status != TSR_E_IO) return tsr_finding_add(findings, rule_id, place, err, "%s", failure->message);
     return tsr_finding_add(findings, IO_RULE, (tsr_place){place.file, TSR_NO_POSITION, {NULL, 0}}, err, "%s",
                            failure->message);

@@ -74,18 +74,59 @@ static bool mentions(const char *message, const char *text)
     return false;
 }
 
-void tsr_error_context(tsr_error *err, const char *format, ...)
+static void add_context(tsr_error *err, const char *format, va_list args)
 {
     char text[TSR_ERROR_MESSAGE_SIZE], clean[TSR_ERROR_MESSAGE_SIZE] = "";
     if (!err || err->status == TSR_OK) return;
-    va_list args;
-    va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     append_clean(clean, text);
     if (mentions(err->message, clean)) return;
     append_clean(err->message, ", in ");
     append_clean(err->message, text);
+}
+
+void tsr_error_context(tsr_error *err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_context(err, format, args);
+    va_end(args);
+}
+
+void tsr_error_subject(tsr_error *err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_context(err, format, args);
+    va_end(args);
+    if (err && err->status != TSR_OK) err->names_subject = 1;
+}
+
+tsr_error *tsr_naming(tsr_error *err)
+{
+    if (err && err->status == TSR_OK) err->names_subject = 1;
+    return err;
+}
+
+tsr_status tsr_raise_again(tsr_error *err, tsr_status status, const tsr_error *caught)
+{
+    if (!err || err->status != TSR_OK) return status;
+    *err = *caught;
+    err->status = status;
+    if (caught->status == TSR_OK) err->byte_position = TSR_NO_POSITION;
+    return status;
+}
+
+bool tsr_error_names(const tsr_error *err, const char *path)
+{
+    const size_t size = path ? strlen(path) : 0;
+    if (!size || err->names_subject) return true;
+    for (const char *at = err->message; (at = strstr(at, path)) != NULL; at++) {
+        const char before = at == err->message ? '\0' : at[-1], after = at[size];
+        if ((before == '\'' && after == '\'') || (before == ' ' && (after == ':' || !after))) return true;
+        if (!before && after && strchr(" :,", after)) return true;
+    }
+    return false;
 }
 
 const char *tsr_status_name(tsr_status status)

@@ -110,7 +110,7 @@ static tsr_status mark_repeats(tsr_deep *c, tsr_error *err)
     for (uint64_t i = 0; i < catalog->entry_count; i++) c->tallies[i].repeats = many && c->tallies[i].repeats;
     c->overlapping = many && repeats.repeated <= tsr_checkpoint_host(c->checkpoint)->limits.repetition;
     tsr_repeats_close(&repeats);
-    return status == TSR_OK ? TSR_OK : tsr_raise(err, status, failure.byte_position, "%s", failure.message);
+    return status == TSR_OK ? TSR_OK : tsr_raise_again(err, status, &failure);
 }
 
 /* `c` has the checkpoint, the ring and perhaps `progress` and `walked`; the rest is zero. Must be closed even if this fails. */

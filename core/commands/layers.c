@@ -260,7 +260,7 @@ static tsr_status open_names(const naming *n, tsr_str document, const tsr_host *
     tsr_modules *modules = NULL;
     tsr_status status = document.data ? tsr_modules_parse(document, host, arena, &read, err) : TSR_OK;
     if (status == TSR_OK && document.data) status = tsr_modules_new(read.root, host, &modules, err);
-    if (status != TSR_OK) tsr_error_context(err, "--modules");
+    if (status != TSR_OK) tsr_error_subject(err, "--modules");
     else status = tsr_canonical_names_new(&n->catalog, NULL, 1, modules, host, out, err);
     tsr_modules_free(modules);
     return status;
@@ -314,7 +314,7 @@ static tsr_status parse_map(const tsr_checkpoint *source, const tsr_layering *wa
 {
     tsr_status status = tsr_mapping_parse(wanted->map, tsr_checkpoint_host(source), arena, rules, err);
     if (status == TSR_OK && wanted->options->inverse) status = tsr_mapping_invert(*rules, arena, rules, err);
-    if (status != TSR_OK) tsr_error_context(err, "%s", wanted->map_called);
+    if (status != TSR_OK) tsr_error_subject(err, "%s", wanted->map_called);
     return status;
 }
 

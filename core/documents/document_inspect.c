@@ -315,7 +315,7 @@ static void put_stats(tsr_json *json, const tsr_stats *stats, const tsr_extremes
 /* A tensor that cannot be read is a finding. */
 static tsr_status report_unreadable(const inspector *in, const tsr_entry *entry, const tsr_error *why)
 {
-    if (!tsr_may_be_finding(why->status)) return tsr_raise(in->err, why->status, why->byte_position, "%s", why->message);
+    if (!tsr_may_be_finding(why->status)) return tsr_raise_again(in->err, why->status, why);
     tsr_place place = {{NULL, 0}, why->byte_position, entry->fqn};
     return tsr_finding_add(tsr_checkpoint_findings(in->checkpoint), "file/unreadable", place, in->err, "%s", why->message);
 }

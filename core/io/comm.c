@@ -45,11 +45,11 @@ tsr_status tsr_comm_agree(tsr_comm *comm, tsr_status mine, tsr_error *err)
     }
     if (status == TSR_OK) status = comm->broadcast(comm, &told, sizeof told, root, &failure);
     if (err) *err = (tsr_error){0};
-    if (status != TSR_OK) return tsr_raise(err, status, failure.byte_position, "%s", failure.message);
+    if (status != TSR_OK) return tsr_raise_again(err, status, &failure);
     told.message[sizeof told.message - 1] = 0;
-    if (names_rank(told.message)) return tsr_raise(err, told.status, told.byte_position, "%s", told.message);
-    return tsr_raise(err, told.status, told.byte_position, "rank %" PRIu32 ": %s", root,
-                     *told.message ? told.message : tsr_status_name(told.status));
+    if (names_rank(told.message)) return tsr_raise_again(err, told.status, &told);
+    return tsr_raise(told.names_subject ? tsr_naming(err) : err, told.status, told.byte_position, "rank %" PRIu32 ": %s",
+                     root, *told.message ? told.message : tsr_status_name(told.status));
 }
 
 /* Allocates memory. If one rank is out of memory, all ranks fail. */
@@ -223,7 +223,7 @@ typedef struct self {
 static tsr_status again(const self *s, tsr_error *err)
 {
     if (s->failed.status == TSR_OK) return TSR_OK;
-    return tsr_raise(err, s->failed.status, s->failed.byte_position, "%s", s->failed.message);
+    return tsr_raise_again(err, s->failed.status, &s->failed);
 }
 
 static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *sizes, void *all, tsr_error *err)

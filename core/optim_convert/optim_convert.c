@@ -529,11 +529,11 @@ static tsr_status read_flat_params(tsr_optim_job *j, tsr_error *err)
     return tsr_flat_params_parse(j->request.flat_params.text, j->host, j->arena, &j->flat, err);
 }
 
-static tsr_status read_document(tsr_optim_job *j, const tsr_optim_document *document,
+static tsr_status read_document(tsr_optim_job *j, const char *option, const tsr_optim_document *document,
                                 tsr_status (*read)(tsr_optim_job *j, tsr_error *err), tsr_error *err)
 {
     const tsr_status status = read(j, err);
-    if (status != TSR_OK && document->name) tsr_error_context(err, "%s", document->name);
+    if (status != TSR_OK && document->name) tsr_error_subject(err, "--%s %s", option, document->name);
     return status;
 }
 
@@ -557,8 +557,8 @@ static tsr_status name_files(tsr_optim_job *j, tsr_error *err)
 static tsr_status read_documents(tsr_optim_job *j, tsr_error *err)
 {
     const tsr_optim_request *r = &j->request;
-    if (r->modules.text.data) TSR_TRY(read_document(j, &r->modules, read_modules, err));
-    if (is_about_shards(r)) TSR_TRY(read_document(j, &r->flat_params, read_flat_params, err));
+    if (r->modules.text.data) TSR_TRY(read_document(j, "modules", &r->modules, read_modules, err));
+    if (is_about_shards(r)) TSR_TRY(read_document(j, "flat-params", &r->flat_params, read_flat_params, err));
     if (r->sharded) TSR_TRY(optim_make_mesh(j, err));
     TSR_FAIL_IF(r->has_rank && r->rank >= j->flat.world_size, err, TSR_E_USAGE,
                 "--rank expects a rank from 0 to %" PRIu32 ", not '%" PRIu64 "'", j->flat.world_size - 1, r->rank);

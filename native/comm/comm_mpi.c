@@ -529,7 +529,7 @@ static tsr_status check_mpi(member *m, int code, const char *what)
 
 static tsr_status raise_again(const member *m, tsr_error *err)
 {
-    return tsr_raise(err, m->failed.status, m->failed.byte_position, "%s", m->failed.message);
+    return tsr_raise_again(err, m->failed.status, &m->failed);
 }
 
 /* ---- entering a call ---- */

@@ -16,6 +16,7 @@
 #include "comm/comm_call.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/try.h"
 
 /* ---- threads ---- */
 
@@ -176,7 +177,7 @@ static tsr_status run_call(tsr_comm *comm, post *mine, const action *a, tsr_erro
     member *m = (member *)comm;
     if (m->failed.status == TSR_OK) attempt(m, mine, a, &m->failed);
     if (m->failed.status == TSR_OK) return TSR_OK;
-    return tsr_raise(err, m->failed.status, m->failed.byte_position, "%s", m->failed.message);
+    return tsr_raise_again(err, m->failed.status, &m->failed);
 }
 
 static void copy_all(member *m, void *out)

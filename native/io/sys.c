@@ -11,6 +11,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "tessera/sys/try.h"
+
 #if defined(__linux__)
 #include <sys/statfs.h>
 #include <sys/syscall.h>
@@ -293,7 +295,7 @@ tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error 
     int done;
     do done = sys->sync(sys, fd);
     while (done != 0 && errno == EINTR);
-    return done == 0 ? TSR_OK : tsr_sys_raise(err, "sync", name);
+    return done == 0 ? TSR_OK : tsr_sys_raise(tsr_naming(err), "sync", name);
 }
 
 tsr_status tsr_sys_read(tsr_sys_file file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -316,7 +318,7 @@ tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, s
     for (size_t done = 0; done < size;) {
         ssize_t n = file.sys->write_at(file.sys, file.fd, (const char *)data + done, size - done, offset + done);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return tsr_sys_raise(err, "write", file.name);
+        if (n <= 0) return tsr_sys_raise(tsr_naming(err), "write", file.name);
         done += (size_t)n;
     }
     return TSR_OK;

@@ -20,7 +20,7 @@ tsr_status tsr_object_output_share(tsr_output *base, const bool *kept, uint32_t 
     for (uint32_t f = 0; f < output->objects.count; f++) {
         written_object *object = written_object_at(output, f);
         object->is_left = f < count ? !kept[f] : !leads;
-        TSR_FAIL_IF(object->is_left && object->begun != UPLOAD_NONE, err, TSR_E_USAGE,
+        TSR_FAIL_IF(object->is_left && object->begun != UPLOAD_NONE, tsr_naming(err), TSR_E_USAGE,
                     "'%.*s' is uploaded by several processes", TSR_STR_ARG(object->upload.key));
     }
     return TSR_OK;
@@ -64,7 +64,7 @@ tsr_status tsr_object_output_hand_over(tsr_output *base, const bool *kept, uint3
     object_output *output = (object_output *)base;
     uint32_t given = 0;
     /* `only_sends`: the process that publishes is running, and may be this one. It finds out itself. */
-    TSR_FAIL_IF(output->service->uploading->is_of_process && !output->options.only_sends, err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(output->service->uploading->is_of_process && !output->options.only_sends, tsr_naming(err), TSR_E_UNSUPPORTED,
                 "%s: the emulator has only the JSON API, in which a process cannot complete the uploads of another one; "
                 "write with a single process",
                 output->service->shown);
@@ -219,10 +219,10 @@ static tsr_status discard(object_output *output, const tsr_object *note, bool is
     tsr_status status = tsr_note_read(output->service, note, output->arena, &text, &why);
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
     if (status == TSR_OK && is_part) status = abort_all(output, text, &why);
-    TSR_FAIL_IF(status == TSR_E_FORMAT, err, status,
+    TSR_FAIL_IF(status == TSR_E_FORMAT, tsr_naming(err), status,
                 "'%s' is not the note of a part of a plan, or is damaged; remove it yourself",
                 tsr_shown_key_of(output->service, note->key).text);
-    if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status != TSR_OK) return tsr_raise_again(err, status, &why);
     return output->service->uploading->remove(output->service, note->key, err);
 }
 

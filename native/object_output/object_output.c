@@ -58,7 +58,7 @@ static tsr_status do_all(many *m, size_t count, tsr_error *err)
     else
         for (size_t i = 0; i < count; i++) do_one(m, i);
     pthread_mutex_destroy(&m->lock);
-    return m->status == TSR_OK ? TSR_OK : tsr_raise(err, m->status, TSR_NO_POSITION, "%s", m->why.message);
+    return m->status == TSR_OK ? TSR_OK : tsr_raise_again(err, m->status, &m->why);
 }
 
 /* ---- the destination ---- */
@@ -98,16 +98,17 @@ static tsr_status look(object_output *output, tsr_object_list *found, tsr_error 
         tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
     if (!prefix.data) return TSR_E_NOMEM;
     const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
-    if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
+    if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise_again(err, status, &unused);
     TSR_TRY(tsr_service_list(service, prefix, true, found, err));
     output->has_notes = tsr_object_has_notes(output, found);
     const tsr_object *first = first_object(output, found);
     if (!first) return output->options.only_marker.size ? TSR_OK : tsr_foreign_refuse(output, found, err);
     if (output->options.overwrite) return TSR_OK;
     if (tsr_str_equal(first->key, output->root))
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
+                         "the destination '%s' exists; --overwrite replaces it",
                          tsr_shown_key_of(service, output->root).text);
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
                      tsr_shown_key_of(service, output->root).text, TSR_STR_ARG((tsr_str_after(first->key, prefix.size))));
 }
@@ -124,7 +125,7 @@ static bool was_written(const object_output *output, tsr_str key, const tsr_map 
 
 static tsr_status refuse_written(const object_output *output, tsr_str key, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
                      "another program has written '%s' during this run, so nothing was published; run it again, or write to "
                      "another URL",
                      tsr_shown_key_of(output->service, key).text);
@@ -532,12 +533,12 @@ static tsr_status check_kind(const object_output *output, tsr_error *err)
         const bool is_below = objects[i].key.size > output->root.size && objects[i].size;
         const bool is_itself = tsr_str_equal(objects[i].key, output->root);
         const tsr_shown_key shown = tsr_shown_key_of(output->service, output->root);
-        TSR_FAIL_IF(output->options.is_directory && is_itself, err, TSR_E_USAGE,
+        TSR_FAIL_IF(output->options.is_directory && is_itself, tsr_naming(err), TSR_E_USAGE,
                     "the destination '%s' exists and is a file; a directory would be written", shown.text);
-        TSR_FAIL_IF(!output->options.is_directory && is_below, err, TSR_E_USAGE,
+        TSR_FAIL_IF(!output->options.is_directory && is_below, tsr_naming(err), TSR_E_USAGE,
                     "the destination '%s' exists and is a directory; a file would be written", shown.text);
     }
-    TSR_FAIL_IF(!output->options.is_directory && !output->root.size, err, TSR_E_USAGE,
+    TSR_FAIL_IF(!output->options.is_directory && !output->root.size, tsr_naming(err), TSR_E_USAGE,
                 "'%s' is a bucket; name the object to write", output->service->shown);
     return TSR_OK;
 }
@@ -567,7 +568,7 @@ static tsr_status list_unfinished(object_output *output, tsr_error *err)
     if (!kind->list_unfinished) return TSR_OK;
     if (kind->list_unfinished(output->service, prefix, &output->unfinished, &why) == TSR_OK) return TSR_OK;
     return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "--resume needs the list of unfinished uploads, which the server does not give (%s); run without --resume",
         why.message);
 }
@@ -576,7 +577,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
 {
     tsr_location location;
     TSR_TRY(tsr_location_parse(url, &location, err));
-    TSR_FAIL_IF(location.kind == TSR_AT_HF, err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(location.kind == TSR_AT_HF, tsr_naming(err), TSR_E_UNSUPPORTED,
                 "cannot write to '%s': hf:// is read only; use `hf upload` of huggingface_hub", url);
     output->arena = tsr_arena_new(output->allocator, 0, err);
     output->ids = tsr_arena_new(output->allocator, 0, err);
@@ -657,8 +658,8 @@ tsr_status tsr_object_output_give_up(tsr_output *base, tsr_object_is_ours_fn *is
     tsr_status status = kind->list_unfinished(output->service, prefix, &found, &why);
     if (status == TSR_OK) status = give_up_all(output, &found, is_ours, err);
     else
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the server does not list unfinished uploads (%s)",
-                           why.message);
+        status = tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                           "the server does not list unfinished uploads (%s)", why.message);
     tsr_object_list_close(&found);
     return status;
 }

@@ -40,7 +40,7 @@ bool tsr_resume_knows(const object_output *output, tsr_str key)
 
 static tsr_status refuse_other(const object_output *output, tsr_str key, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' exists, and is not what this run writes; --overwrite replaces it",
                      tsr_shown_key_of(output->service, key).text);
 }
@@ -176,7 +176,7 @@ static void stop(object_output *output, tsr_status status, const tsr_error *why)
 static tsr_status stopped(const object_output *output, tsr_error *err)
 {
     if (output->failure == TSR_OK) return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "writing was stopped");
-    return tsr_raise(err, output->failure, TSR_NO_POSITION, "%s", output->why.message);
+    return tsr_raise_again(err, output->failure, &output->why);
 }
 
 /* ---- memory ---- */
@@ -208,10 +208,10 @@ static tsr_status open_saved(object_output *output, tsr_error *err)
     const char *directory = tsr_setting("TMPDIR");
     char path[4096];
     if (output->saved >= 0) return TSR_OK;
-    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", directory ? directory : "/tmp") >= sizeof path, err,
-                TSR_E_USAGE, "the path in TMPDIR is too long");
+    TSR_FAIL_IF((size_t)snprintf(path, sizeof path, "%s/tessera-XXXXXX", directory ? directory : "/tmp") >= sizeof path,
+                tsr_naming(err), TSR_E_USAGE, "the path in TMPDIR is too long");
     output->saved = mkostemp(path, O_CLOEXEC);
-    if (output->saved < 0) return tsr_sys_raise(err, "create", path);
+    if (output->saved < 0) return tsr_sys_raise(tsr_naming(err), "create", path);
     unlink(path);
     return TSR_OK;
 }
@@ -235,7 +235,7 @@ static tsr_status load(const object_output *output, const object_part *part, siz
 {
     for (size_t done = 0; done < size;) {
         const ssize_t n = pread(output->saved, part->data + done, size - done, (off_t)(part->saved_at - 1 + done));
-        if (n <= 0) return tsr_sys_raise(err, "read", "a temporary file for parts of uploads (TMPDIR)");
+        if (n <= 0) return tsr_sys_raise(tsr_naming(err), "read", "a temporary file for parts of uploads (TMPDIR)");
         done += (size_t)n;
     }
     return TSR_OK;
@@ -275,7 +275,7 @@ static tsr_status hold(object_output *output, queued_part of, tsr_error *err)
 {
     object_part *part = &of.object->parts[of.number];
     assert(tsr_is_locked(&output->lock));
-    TSR_FAIL_IF(part->state >= PART_QUEUED, err, TSR_E_USAGE, "bytes of '%.*s' were written twice",
+    TSR_FAIL_IF(part->state >= PART_QUEUED, tsr_naming(err), TSR_E_USAGE, "bytes of '%.*s' were written twice",
                 TSR_STR_ARG(of.object->upload.key));
     part->state = PART_FILLING;
     part->used = ++output->clock;
@@ -420,7 +420,7 @@ static tsr_status parts_write(object_output *output, part_bytes where, const voi
     part->writers--;
     if (status == TSR_OK) part->filled += where.size;
     if (status == TSR_OK && part->filled > size_of(where.object, where.number))
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "bytes of '%.*s' were written twice",
+        status = tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION, "bytes of '%.*s' were written twice",
                            TSR_STR_ARG(where.object->upload.key));
     if (status == TSR_OK && part->filled == size_of(where.object, where.number) && !part->writers)
         status = add_to_queue(output, of, err);
@@ -494,7 +494,7 @@ static tsr_status compare(object_output *output, queued_part of, char *buffer, t
         pthread_mutex_lock(&output->lock);
         of.object->is_damaged = true;
         pthread_mutex_unlock(&output->lock);
-        status = tsr_raise(err, TSR_E_CHANGED, request.offset,
+        status = tsr_raise(tsr_naming(err), TSR_E_CHANGED, request.offset,
                            "%s: the bytes that were read back are not those that were written",
                            tsr_shown_key_of(output->service, object->upload.key).text);
     }
@@ -529,7 +529,8 @@ static tsr_status check_name(const object_output *output, tsr_str name, tsr_erro
                     "the output is a single file, which has no name of its own");
         return TSR_OK;
     }
-    TSR_FAIL_IF(!tsr_is_name_below(name, SIZE_MAX), err, TSR_E_USAGE, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
+    TSR_FAIL_IF(!tsr_is_name_below(name, SIZE_MAX), tsr_naming(err), TSR_E_USAGE, "'%.*s' is not a valid file name",
+                TSR_STR_ARG(name));
     return TSR_OK;
 }
 
@@ -550,7 +551,7 @@ static tsr_status cut(object_output *output, written_object *object, tsr_error *
     const bool is_stream = object->part_size != 0;
     size_t part = is_stream ? object->part_size : TSR_PART_BYTES;
     while (part < TSR_LARGEST_PART && size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS) part *= 2;
-    TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, err, TSR_E_LIMIT,
+    TSR_FAIL_IF(size > (uint64_t)part * TSR_MOST_UPLOAD_PARTS, tsr_naming(err), TSR_E_LIMIT,
                 "'%.*s' would have more than 312 GiB, the most that is written as one object; use --max-shard-size",
                 TSR_STR_ARG(object->upload.key));
     object->part_size = part;
@@ -598,7 +599,7 @@ static tsr_status output_write_at(tsr_output *base, uint32_t file, uint64_t offs
     object_output *output = (object_output *)base;
     TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
     written_object *object = written_object_at(output, file);
-    TSR_FAIL_IF(offset > object->upload.size || size > object->upload.size - offset, err, TSR_E_USAGE,
+    TSR_FAIL_IF(offset > object->upload.size || size > object->upload.size - offset, tsr_naming(err), TSR_E_USAGE,
                 "bytes beyond the end of '%.*s' were to be written", TSR_STR_ARG(object->upload.key));
     if (object->small) {
         memcpy(object->small + offset, data, size);
@@ -646,7 +647,7 @@ tsr_status tsr_object_output_end_stream(tsr_output *base, uint32_t file, uint64_
     object_output *output = (object_output *)base;
     TSR_FAIL_IF(file >= output->objects.count, err, TSR_E_USAGE, "there is no output file number %u", file);
     written_object *object = written_object_at(output, file);
-    TSR_FAIL_IF(size > object->upload.size, err, TSR_E_USAGE, "'%.*s' cannot end behind its largest size",
+    TSR_FAIL_IF(size > object->upload.size, tsr_naming(err), TSR_E_USAGE, "'%.*s' cannot end behind its largest size",
                 TSR_STR_ARG(object->upload.key));
     resize(output, object, size);
     return TSR_OK;

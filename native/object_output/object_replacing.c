@@ -53,15 +53,16 @@ static tsr_status check_sum(tsr_service *service, const tsr_object *object, tsr_
     char sum[TSR_SUM_DIGITS + 1];
     *text = note.size > TSR_SUM_DIGITS ? tsr_str_after(note, TSR_SUM_DIGITS) : TSR_STR("");
     tsr_upload_sum(text->data, text->size, sum);
-    TSR_FAIL_IF(!text->size || memcmp(sum, note.data, TSR_SUM_DIGITS) != 0, err, TSR_E_FORMAT,
+    TSR_FAIL_IF(!text->size || memcmp(sum, note.data, TSR_SUM_DIGITS) != 0, tsr_naming(err), TSR_E_FORMAT,
                 "%s: the note of a share is damaged; run the share again", tsr_shown_key_of(service, object->key).text);
     return TSR_OK;
 }
 
 tsr_status tsr_note_read(tsr_service *service, const tsr_object *object, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {
-    TSR_FAIL_IF(!object->size || object->size > MOST_NOTE, err, TSR_E_FORMAT, "%s: the note of a part has %llu bytes",
-                tsr_shown_key_of(service, object->key).text, (unsigned long long)object->size);
+    TSR_FAIL_IF(!object->size || object->size > MOST_NOTE, tsr_naming(err), TSR_E_FORMAT,
+                "%s: the note of a part has %llu bytes", tsr_shown_key_of(service, object->key).text,
+                (unsigned long long)object->size);
     char *buffer = tsr_arena_array(arena, (size_t)object->size, 1, err);
     if (!buffer) return TSR_E_NOMEM;
     const tsr_request request = {.key = object->key, .is_ranged = true, .buffer = buffer, .capacity = (size_t)object->size};
@@ -69,7 +70,7 @@ tsr_status tsr_note_read(tsr_service *service, const tsr_object *object, tsr_are
     tsr_status status = tsr_exchange_perform(service, &request, &x, 1, err);
     if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(service, &x, err);
     if (status == TSR_OK && x.transfer.answer.size != object->size)
-        status = tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read",
+        status = tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read",
                            tsr_shown_key_of(service, object->key).text);
     tsr_exchange_end(&x);
     return status == TSR_OK ? check_sum(service, object, (tsr_str){buffer, (size_t)object->size}, text, err) : status;
@@ -214,7 +215,7 @@ tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list
     char more[48] = "";
     if (count > 1) snprintf(more, sizeof more, " and %zu more", count - 1);
     TSR_FAIL_IF(
-        count, err, TSR_E_EXISTS,
+        count, tsr_naming(err), TSR_E_EXISTS,
         "the destination '%s' has unfinished shares of another plan ('%.*s'%s); end that plan with `exec --finish`, or remove "
         "what it left with --discard-parts of exec, convert or reshard",
         tsr_shown_key_of(output->service, output->root).text, TSR_STR_ARG(first), more);
@@ -280,7 +281,7 @@ typedef struct reading {
 
 static tsr_status refuse(const reading *r, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the note of what is being replaced is damaged",
+    return tsr_raise(tsr_naming(err), TSR_E_FORMAT, TSR_NO_POSITION, "%s: the note of what is being replaced is damaged",
                      tsr_shown_key_of(r->service, r->head).text);
 }
 
@@ -362,7 +363,7 @@ static tsr_status read_record(reading *r, const tsr_allocator *allocator, tsr_ob
     TSR_TRY(tsr_object_list_open(allocator, &r->found, err));
     const tsr_status status = r->service->stat(r->service, key, &r->found, &unused);
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
-    TSR_FAIL_IF(status != TSR_OK, err, status, "%s", unused.message);
+    if (status != TSR_OK) return tsr_raise_again(err, status, &unused);
     TSR_TRY(tsr_note_read(r->service, r->found.items.items, r->arena, &text, err));
     TSR_TRY(list(r, allocator, err));
     TSR_TRY(take_record(r, text, out, err));

@@ -63,7 +63,7 @@ tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_ar
     if (status == TSR_OK && !x.is_lost) {
         const tsr_http_answer *answer = &x.transfer.answer;
         if (answer->status == 412 || (request.if_absent && answer->status == service->status_exists))
-            status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it",
+            status = tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it",
                                tsr_shown_key_of(service, request.key).text);
         else if (answer->status >= 300) status = tsr_exchange_error(service, &x, err);
         else reply->text = tsr_arena_str(arena, (tsr_str){request.buffer, answer->size}, err);
@@ -85,8 +85,7 @@ tsr_status tsr_upload_exists(tsr_service *service, tsr_str key, bool *there, tsr
     const tsr_status status = service->stat(service, key, &found, &why);
     tsr_object_list_close(&found);
     *there = status == TSR_OK;
-    return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK
-                                                         : tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_raise_again(err, status, &why);
 }
 
 static tsr_status compare_range(tsr_service *service, const tsr_request *request, const void *with, bool *equal,
@@ -133,7 +132,7 @@ tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, c
     }
     tsr_object_list_close(&found);
     if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
-    return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
+    return tsr_raise_again(err, status, &unused);
 }
 
 tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request,
@@ -152,10 +151,11 @@ tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const
         tsr_error why = {0};
         const tsr_status asked = tsr_upload_is_there(service, upload, bytes, &is_done, &why);
         if (is_done) status = TSR_OK;
-        else if (status == TSR_OK && asked != TSR_OK) status = tsr_raise(err, asked, TSR_NO_POSITION, "%s", why.message);
+        else if (status == TSR_OK && asked != TSR_OK) status = tsr_raise_again(err, asked, &why);
         if (status != TSR_OK || is_done) break;
         if (tries + 1 == MOST_TRIES || tsr_retry_is_spent())
-            status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server did not confirm that the object was written",
+            status = tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION,
+                               "%s: the server did not confirm that the object was written",
                                tsr_shown_key_of(service, upload->key).text);
         else tsr_retry_wait(seconds);
         seconds *= 2;

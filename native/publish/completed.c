@@ -44,10 +44,10 @@ static compared_file *file_at(const completed *c, uint32_t file)
 static tsr_status differ(const completed *c, tsr_str name, const char *how, tsr_error *err)
 {
     if (!name.size)
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists, and is not what this job writes: it %s; --overwrite replaces it",
                          c->path, how);
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists, and is not what this job writes: '%.*s' %s; --overwrite replaces it",
                      c->path, TSR_STR_ARG(name), how);
 }
@@ -177,7 +177,7 @@ static tsr_status open_store(completed *c, tsr_error *err)
     if (!tsr_is_url(c->path)) TSR_TRY(tsr_destination_of(c->path, &place, err));
     const tsr_status status = tsr_path_store_open(c->host, c->path, &c->store, &why);
     if (status == TSR_E_NOT_FOUND) return differ(c, tsr_str_from(c->path), "is missing", err);
-    TSR_FAIL_IF(status != TSR_OK, err, status, "%s", why.message);
+    if (status != TSR_OK) return tsr_raise_again(err, status, &why);
     /* Files that it does not list are missing, so the destination differs. */
     if (c->store->primary == TSR_NO_FILE && c->store->deepen)
         TSR_TRY(c->store->deepen(c->store, LEVELS, &cut, &deeper, err));
@@ -222,12 +222,13 @@ static tsr_status split(const char *path, tsr_destination *out, tsr_error *err)
     const size_t size = without_slashes(path);
     size_t start = size;
     while (start > 0 && path[start - 1] != '/') start--;
-    TSR_FAIL_IF(size - start > NAME_MAX || start >= PATH_MAX, err, TSR_E_USAGE, "the name '%s' is too long", path);
+    TSR_FAIL_IF(size - start > NAME_MAX || start >= PATH_MAX, tsr_naming(err), TSR_E_USAGE, "the name '%s' is too long",
+                path);
     memcpy(out->name, path + start, size - start);
     out->name[size - start] = '\0';
     memcpy(out->parent, start ? path : ".", start ? start : 1);
     out->parent[start ? start : 1] = '\0';
-    TSR_FAIL_IF(!*out->name || strcmp(out->name, ".") == 0 || strcmp(out->name, "..") == 0, err, TSR_E_USAGE,
+    TSR_FAIL_IF(!*out->name || strcmp(out->name, ".") == 0 || strcmp(out->name, "..") == 0, tsr_naming(err), TSR_E_USAGE,
                 "'%s' cannot be a destination: it does not end with a name", path);
     return TSR_OK;
 }
@@ -238,11 +239,11 @@ tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error 
     char plain[PATH_MAX];
     TSR_TRY(tsr_path_must_be_local(path, err));
     TSR_FAIL_IF(
-        strcmp(path, "-") == 0, err, TSR_E_USAGE,
+        strcmp(path, "-") == 0, tsr_naming(err), TSR_E_USAGE,
         "'-' cannot be a destination: a checkpoint cannot be written to standard output; give a path, such as ./- for "
         "a file of this name");
     const size_t size = without_slashes(path);
-    TSR_FAIL_IF(size >= sizeof plain, err, TSR_E_USAGE, "the name '%s' is too long", path);
+    TSR_FAIL_IF(size >= sizeof plain, tsr_naming(err), TSR_E_USAGE, "the name '%s' is too long", path);
     memcpy(plain, path, size);
     plain[size] = '\0';
     const bool leads_on =
@@ -258,7 +259,7 @@ tsr_status tsr_destination_within(const char *path, tsr_destination *out, tsr_er
     tsr_destination place;
     TSR_TRY(tsr_destination_of(path, &place, err));
     const int size = snprintf(out->parent, sizeof out->parent, "%s/%s", place.parent, place.name);
-    TSR_FAIL_IF(size >= (int)sizeof out->parent, err, TSR_E_USAGE, "the name '%s' is too long", path);
+    TSR_FAIL_IF(size >= (int)sizeof out->parent, tsr_naming(err), TSR_E_USAGE, "the name '%s' is too long", path);
     memcpy(out->name, ".", sizeof ".");
     return TSR_OK;
 }

@@ -44,7 +44,7 @@ tsr_status tsr_output_take(directory_output *output, uint32_t file, int *fd, con
     } else if (f->fd < 0) {
         tsr_output_make_room(output);
         f->fd = tsr_output_open_file(output, f->temporary);
-        if (f->fd < 0) status = tsr_sys_raise(err, "open", f->name);
+        if (f->fd < 0) status = tsr_sys_raise(tsr_naming(err), "open", f->name);
         else output->open_files++;
     }
     if (status == TSR_OK) {
@@ -94,7 +94,8 @@ static tsr_status sum_file(directory_output *output, uint32_t file, uint8_t *buf
     struct stat info;
     int fd;
     TSR_TRY(tsr_output_take(output, file, &fd, name, err));
-    tsr_status status = output->sys->stat(output->sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "look at", *name);
+    tsr_status status =
+        output->sys->stat(output->sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(tsr_naming(err), "look at", *name);
     if (status == TSR_OK) status = sum_span(output, (span){fd, *name, 0, (uint64_t)info.st_size}, buffer, sum, err);
     tsr_output_give(output, file);
     return status;
@@ -126,7 +127,7 @@ tsr_status tsr_directory_output_verify(tsr_output *base, const uint64_t *sums, u
         uint64_t sum;
         status = sum_file(output, f, buffer, &sum, &name, err);
         if (status == TSR_OK && sum != sums[f])
-            status = tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+            status = tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
                                "'%s' was changed after it was written: its bytes do not have the digest that was recorded; "
                                "remove the unpublished output and its journals, and write it again",
                                name);
@@ -152,11 +153,11 @@ tsr_status tsr_output_refuse_moved(const directory_output *output, tsr_error *er
 {
     struct stat now, then;
     if (output->sys->stat(output->sys, output->parent, &then) != 0)
-        return tsr_sys_raise(err, "look at", output->parent_path);
+        return tsr_sys_raise(tsr_naming(err), "look at", output->parent_path);
     if (output->sys->stat_at(output->sys, AT_FDCWD, output->parent_path, &now) == 0 && tsr_is_one_file(&now, &then))
         return TSR_OK;
     return tsr_raise(
-        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
         "another program has moved or replaced the directory '%s' during this run, so '%s' was not published; run it again",
         output->parent_path, output->name);
 }

@@ -24,12 +24,13 @@ static void next_tag(directory_output *output)
     snprintf(output->tag, sizeof output->tag, "%u", output->number++);
 }
 
-/* TSR_E_EXISTS: something that no run of this job created has a name that the output needs. */
-static tsr_status refuse_foreign(const directory_output *output, const char *name, tsr_error *err)
+/* TSR_E_EXISTS: something that no run of this job created has a name that the output needs. `directory` is where it is; NULL: where the
+ * destination is, or in it. */
+static tsr_status refuse_foreign(const directory_output *output, const char *directory, const char *name, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' prevents '%s' from being written, and no run of this job created it; move it away", name,
-                     output->name);
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s%s%s' prevents '%s' from being written, and no run of this job created it; move it away",
+                     directory ? directory : "", directory ? "/" : "", name, output->name);
 }
 
 /* New files follow the umask, but private data must not become readable. A file that replaces another gets its permissions
@@ -59,7 +60,8 @@ static tsr_status name_file(directory_output *output, tsr_str name, output_file 
         file->name = output->name;
     } else {
         if (!tsr_is_name_below(name, NAME_MAX))
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
+            return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a valid file name",
+                             TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
     if (!file->name) return TSR_E_NOMEM;
@@ -90,7 +92,7 @@ static tsr_status create_temporary(directory_output *output, output_file *file, 
         if (file->fd >= 0) return TSR_OK;
         const bool own_directory = output->mode == OUTPUT_NEW_DIRECTORY || output->mode == OUTPUT_SWAP_DIRECTORY;
         const bool taken = errno == EEXIST && !own_directory && tries < TSR_MAX_TRIES;
-        if (!taken) return tsr_sys_raise(err, "create", file->name);
+        if (!taken) return tsr_sys_raise(tsr_naming(err), "create", file->name);
         next_tag(output);
     }
 }
@@ -125,7 +127,7 @@ static int open_shared(directory_output *output, output_file *file)
 
 static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t found, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
                      "'%s' was changed after parts of it were written: it has %" PRIu64 " bytes, not %" PRIu64
                      "; remove the unpublished output and its journals, and write all shares again",
                      file->name, found, size);
@@ -134,7 +136,7 @@ static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t f
 static tsr_status refuse_gone(const output_file *file, tsr_error *err)
 {
     return tsr_raise(
-        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
         "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
         "all shares again",
         file->name);
@@ -160,16 +162,17 @@ static tsr_status join_temporary(directory_output *output, output_file *file, ui
     file->temporary = temporary_name(output, file, err);
     if (!file->temporary) return TSR_E_NOMEM;
     file->fd = output->options.begun != TSR_BEGUN_REFUSED ? open_shared(output, file) : create_file(output, file);
-    if (file->fd < 0 && (errno == EEXIST || errno == ELOOP)) return refuse_foreign(output, file->temporary, err);
+    if (file->fd < 0 && (errno == EEXIST || errno == ELOOP))
+        return refuse_foreign(output, output->temporary, file->temporary, err);
     if (file->fd < 0 && errno == ENOENT && output->options.begun == TSR_BEGUN_WHOLE) return refuse_gone(file, err);
-    if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
-    if (!is_of_job(output, file)) return refuse_foreign(output, file->temporary, err);
-    if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
+    if (file->fd < 0) return tsr_sys_raise(tsr_naming(err), "create", file->name);
+    if (!is_of_job(output, file)) return refuse_foreign(output, output->temporary, file->temporary, err);
+    if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(tsr_naming(err), "look at", file->name);
     if ((uint64_t)info.st_size == size) return TSR_OK;
     if (output->options.begun == TSR_BEGUN_WHOLE) return refuse_size(file, size, (uint64_t)info.st_size, err);
     output->begins = true;
     if ((uint64_t)info.st_size > size && output->sys->truncate(output->sys, file->fd, size) != 0)
-        return tsr_sys_raise(err, "size", file->name);
+        return tsr_sys_raise(tsr_naming(err), "size", file->name);
     return TSR_OK;
 }
 
@@ -186,8 +189,8 @@ static tsr_status reserve(const directory_output *output, const output_file *fil
         if (done == 0) return TSR_OK;
     }
     if (done != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
-        return tsr_sys_raise(err, "reserve room for", file->name);
-    if (output->sys->truncate(output->sys, file->fd, size) != 0) return tsr_sys_raise(err, "size", file->name);
+        return tsr_sys_raise(tsr_naming(err), "reserve room for", file->name);
+    if (output->sys->truncate(output->sys, file->fd, size) != 0) return tsr_sys_raise(tsr_naming(err), "size", file->name);
     return TSR_OK;
 }
 
@@ -311,7 +314,7 @@ static tsr_status copy(directory_output *output, file_place from, file_place to,
                                             (size_t)(left < MAX_COPY ? left : MAX_COPY));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
-            return tsr_sys_raise(err, "copy into", name);
+            return tsr_sys_raise(tsr_naming(err), "copy into", name);
         if (n <= 0) { /* another file system, not supported, or the source's end: reading and writing will find out */
             output->cannot_copy = true;
             return TSR_E_UNSUPPORTED;
@@ -401,7 +404,7 @@ static tsr_status refuse_sources(const directory_output *output, const char *pat
         if (output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) continue;
         const bool same = existing && tsr_is_one_file(existing, &info);
         if (!same && !(S_ISDIR(info.st_mode) && is_within(parent, source))) continue;
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %sthe source '%s'", path,
+        return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %sthe source '%s'", path,
                          same ? "" : "inside ", source);
     }
     return TSR_OK;
@@ -414,7 +417,7 @@ static tsr_status refuse_dead_link(const directory_output *output, const char *p
     struct stat info;
     const bool replaces = output->mode == OUTPUT_FILE && output->options.existing != TSR_EXISTING_REFUSED;
     if (replaces || output->sys->link_stat_at(output->sys, output->parent, output->name, &info) != 0) return TSR_OK;
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists: it is a symbolic link with a missing target; remove the link", path);
 }
 
@@ -425,7 +428,7 @@ static tsr_status choose_mode(directory_output *output, const char *path, const 
     struct stat info, found;
     const int *const known = output->options.parent;
     output->parent = sys->open_at(sys, known ? *known : AT_FDCWD, known ? "." : parent, O_RDONLY | O_DIRECTORY, 0);
-    if (output->parent < 0) return tsr_sys_raise(err, "open the directory", parent);
+    if (output->parent < 0) return tsr_sys_raise(tsr_naming(err), "open the directory", parent);
     if (known && tsr_output_refuse_moved(output, err) != TSR_OK) return err->status;
     bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
     if (sys->link_stat_at(sys, output->parent, output->name, &found) == 0) output->found = tsr_identity_of(&found);
@@ -438,27 +441,28 @@ static tsr_status choose_mode(directory_output *output, const char *path, const 
     output->exists = exists;
     if (!exists) return refuse_dead_link(output, path, err);
     if (output->options.existing == TSR_EXISTING_ABSENT)
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists now, but was not there a moment ago: another process is writing it",
                          path);
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                          "the destination '%s' exists and is neither a file nor a directory", path);
     }
     if (S_ISDIR(info.st_mode) && !directory) {
         return tsr_raise(
-            err, TSR_E_EXISTS, TSR_NO_POSITION,
+            tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
             "the destination '%s' exists and is a directory, but a file would be written; give the file's name, "
             "or write '%s%s' to replace the checkpoint in the directory",
             path, path, path[strlen(path) - 1] == '/' ? "" : "/");
     }
     if (!S_ISDIR(info.st_mode) && directory) {
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists and is a file, but a directory would be written; choose another name",
                          path);
     }
     if (output->options.existing == TSR_EXISTING_REFUSED) {
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces %s", path,
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
+                         "the destination '%s' exists; --overwrite replaces %s", path,
                          directory ? "the checkpoint in it, and keeps its other files" : "it");
     }
     return TSR_OK;
@@ -477,8 +481,8 @@ static tsr_status make_directory(directory_output *output, const char **director
         if (!*directory) return TSR_E_NOMEM;
         *made = sys->make_directory(sys, output->parent, *directory, output->exists ? TSR_PRIVATE_DIRECTORY : 0777) == 0;
         if (*made || (errno == EEXIST && output->options.begun != TSR_BEGUN_REFUSED)) break;
-        if (errno == EEXIST && output->options.tag) return refuse_foreign(output, *directory, err);
-        if (errno != EEXIST || tries == TSR_MAX_TRIES) return tsr_sys_raise(err, "create", *directory);
+        if (errno == EEXIST && output->options.tag) return refuse_foreign(output, NULL, *directory, err);
+        if (errno != EEXIST || tries == TSR_MAX_TRIES) return tsr_sys_raise(tsr_naming(err), "create", *directory);
         next_tag(output);
     }
     output->temporary = *directory;
@@ -501,13 +505,13 @@ static tsr_status open_work(directory_output *output, const char *directory, tsr
     const int work = tsr_sys_open(sys, output->parent, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (work < 0 && output->temporary && (errno == ENOTDIR || errno == ELOOP)) {
         output->temporary = NULL;
-        return refuse_foreign(output, directory, err);
+        return refuse_foreign(output, NULL, directory, err);
     }
-    if (work < 0) return tsr_sys_raise(err, "open", directory);
+    if (work < 0) return tsr_sys_raise(tsr_naming(err), "open", directory);
     output->work = work;
     if (!output->temporary || (sys->stat(sys, work, &info) == 0 && is_directory_of_job(output, &info))) return TSR_OK;
     output->temporary = NULL;
-    return refuse_foreign(output, directory, err);
+    return refuse_foreign(output, NULL, directory, err);
 }
 
 /* The identity of an obsolete file; its inode is 0 if there is none. */

@@ -41,7 +41,7 @@ static tsr_status make_at(const directory_output *output, int directory, const c
     if (output->sys->make_directory(output->sys, directory, name, 0777) == 0) return TSR_OK;
     if (errno == EEXIST && output->sys->link_stat_at(output->sys, directory, name, &info) == 0 && S_ISDIR(info.st_mode))
         return TSR_OK;
-    return tsr_sys_raise(err, "create", name);
+    return tsr_sys_raise(tsr_naming(err), "create", name);
 }
 
 static tsr_status make_subdirectory(directory_output *output, const char *name, size_t size, tsr_error *err)
@@ -59,7 +59,7 @@ tsr_status tsr_output_make_subdirectories(directory_output *output, const char *
 {
     const char *slash = strchr(name, '/');
     if (slash && output->mode != OUTPUT_NEW_DIRECTORY && output->options.existing != TSR_EXISTING_EITHER)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
                          output->name);
     for (; slash; slash = strchr(slash + 1, '/')) {
@@ -81,7 +81,7 @@ static tsr_status sync_subdirectories(const directory_output *output, int direct
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < output->directories.count && status == TSR_OK; i++) {
         const int fd = tsr_sys_open(output->sys, directory, directory_at(output, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-        if (fd < 0) return tsr_sys_raise(err, "open", directory_at(output, i));
+        if (fd < 0) return tsr_sys_raise(tsr_naming(err), "open", directory_at(output, i));
         status = tsr_sys_sync(output->sys, fd, directory_at(output, i), err);
         output->sys->close(output->sys, fd);
     }
@@ -189,7 +189,7 @@ static bool lists_obsolete(const directory_output *output, tsr_str name, const s
 static tsr_status refuse(const directory_output *output, const char *what, tsr_error *err)
 {
     return tsr_raise(
-        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
         "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
         "write to a new name",
         what, output->name);
@@ -202,7 +202,7 @@ static tsr_status refuse_changed_file(const directory_output *output, size_t ind
     const char *name = output->options.obsolete[index].data;
     if (!tsr_output_stat_old(output, name, &now) || tsr_identity_is(&output->obsolete[index], &now, true)) return TSR_OK;
     return tsr_raise(
-        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
         "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
         "again, or write to a new name",
         name, output->name);
@@ -287,7 +287,7 @@ static tsr_status refuse_directory(void *ctx, int directory, const char *name, t
     TSR_TRY(is_replaced(output, directory, name, &replaced, err));
     if (replaced) return TSR_OK;
     return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' contains the directory '%s', which cannot be kept when '%s' is replaced as a whole (no single file could be "
         "renamed to switch from the old checkpoint to the new one); move that directory away, or write to another one",
         output->name, name, output->name);
@@ -315,7 +315,7 @@ bool tsr_is_one_mount(const tsr_sys *sys, int directory, const char *name, int o
 static tsr_status refuse_mount(const directory_output *output, tsr_error *err)
 {
     if (tsr_is_one_mount(output->sys, output->parent, output->name, output->work, ".")) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
                      "passing --overwrite, or write to a new directory in it",
                      output->name);
@@ -334,15 +334,16 @@ static tsr_status try_exchange(const directory_output *output, tsr_error *err)
     const tsr_sys *sys = output->sys;
     for (int i = 0; i < 2; i++) {
         if (sys->make_directory(sys, output->work, trial[i], TSR_PRIVATE_DIRECTORY) != 0)
-            return tsr_sys_raise(err, "create", trial[i]);
+            return tsr_sys_raise(tsr_naming(err), "create", trial[i]);
     }
     const int done = sys->exchange(sys, output->work, trial[0], trial[1]);
     const bool cannot = done != 0 && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP);
-    tsr_status status = done == 0 || cannot || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "exchange", trial[0]);
+    tsr_status status =
+        done == 0 || cannot || errno == ENOENT ? TSR_OK : tsr_sys_raise(tsr_naming(err), "exchange", trial[0]);
     end_trial(output);
     if (!cannot) return status;
     return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' cannot be replaced in one step: this format has no single file that could be renamed to switch to the new "
         "checkpoint, and the file system cannot exchange two directories; remove it instead of passing --overwrite",
         output->name);
@@ -367,7 +368,7 @@ static tsr_status try_link(void *ctx, int directory, const char *name, tsr_error
         return tsr_remove_name(sys, output->work, name, false, err);
     if (errno == ENOENT) return TSR_OK; /* it has just been removed */
     return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
         "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
         name, output->name, tsr_sys_reason(errno, why, sizeof why));
@@ -393,12 +394,12 @@ static tsr_status keep_file(void *ctx, int directory, const char *name, tsr_erro
     TSR_TRY(is_replaced(output, directory, name, &replaced, err));
     if (replaced) return TSR_OK;
     if (sys->link(sys, directory, name, output->work, name) == 0) return TSR_OK;
-    if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
+    if (errno != EEXIST) return tsr_sys_raise(tsr_naming(err), "keep", name);
     const bool linked = sys->link_stat_at(sys, directory, name, &old) == 0 &&
                         sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is not part of that checkpoint and blocks the write",
-                     name, output->name);
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s' in '%s' is not part of that checkpoint and blocks the write", name, output->name);
 }
 
 static tsr_status output_swap(directory_output *output, tsr_error *err)
@@ -411,7 +412,7 @@ static tsr_status output_swap(directory_output *output, tsr_error *err)
     if (status != TSR_OK) return status;
     do done = sys->exchange(sys, output->parent, output->temporary, output->name);
     while (done != 0 && errno == EINTR);
-    if (done != 0) return tsr_sys_raise(err, "replace", output->name);
+    if (done != 0) return tsr_sys_raise(tsr_naming(err), "replace", output->name);
     output->published = true;
     status = tsr_sys_sync(sys, output->parent, output->name, err);
     if (status != TSR_OK) return status;
@@ -435,7 +436,7 @@ tsr_status tsr_directory_output_choose(tsr_output *base, tsr_error *err)
     assert(output->options.existing == TSR_EXISTING_EITHER);
     const tsr_status status = output->options.is_within ? TSR_E_UNSUPPORTED : tsr_output_check_swap(output, true, &why);
     if (status == TSR_E_UNSUPPORTED) output->mode = OUTPUT_MOVE;
-    else if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    else if (status != TSR_OK) return tsr_raise_again(err, status, &why);
     return TSR_OK;
 }
 
@@ -446,7 +447,7 @@ static tsr_status refuse_taken_names(const directory_output *output, int directo
         const char *name = tsr_output_file(output, i)->name;
         if (output->sys->link_stat_at(output->sys, directory, name, &info) != 0 || is_obsolete(output, name, &info))
             continue;
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                          "'%s' in '%s' is not part of that checkpoint and blocks the write", name, output->name);
     }
     return TSR_OK;
@@ -473,7 +474,7 @@ static tsr_status move_file(const directory_output *output, int directory, uint3
     int done;
     do done = sys->rename_new(sys, output->work, f->temporary, directory, f->name);
     while (done != 0 && errno == EINTR);
-    return done == 0 ? TSR_OK : tsr_sys_raise(err, "give its name to", f->name);
+    return done == 0 ? TSR_OK : tsr_sys_raise(tsr_naming(err), "give its name to", f->name);
 }
 
 static tsr_status move_files(directory_output *output, int directory, uint32_t marker, tsr_error *err)
@@ -493,7 +494,7 @@ static tsr_status move_files(directory_output *output, int directory, uint32_t m
 static tsr_status publish_moved(directory_output *output, uint32_t marker, tsr_error *err)
 {
     const int directory = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    if (directory < 0) return tsr_sys_raise(err, "open", output->name);
+    if (directory < 0) return tsr_sys_raise(tsr_naming(err), "open", output->name);
     const tsr_status status = move_files(output, directory, marker, err);
     output->sys->close(output->sys, directory);
     if (status != TSR_OK) return status;
@@ -558,7 +559,7 @@ static tsr_status rename_file(directory_output *output, output_file *file, bool 
     if (file->is_final) return TSR_OK;
     do done = (replace ? sys->rename : sys->rename_new)(sys, output->work, file->temporary, output->work, file->name);
     while (done != 0 && errno == EINTR);
-    if (done != 0) return tsr_sys_raise(err, "give its name to", file->name);
+    if (done != 0) return tsr_sys_raise(tsr_naming(err), "give its name to", file->name);
     file->is_final = true;
     return TSR_OK;
 }
@@ -590,7 +591,7 @@ static tsr_status refuse_stranger(void *ctx, int directory, const char *name, ts
                         output->sys->link_stat_at(output->sys, directory, name, &here) == 0 && here.st_nlink > 1 &&
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
     if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' in '%s' would become part of '%s', but this job did not write it; move it away", name,
                      output->temporary, output->name);
 }
@@ -612,7 +613,7 @@ static tsr_status publish_new_directory(directory_output *output, tsr_error *err
     if (status != TSR_OK) return status;
     do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
     while (done != 0 && errno == EINTR);
-    if (done != 0) return tsr_sys_raise(err, "give its name to", output->name);
+    if (done != 0) return tsr_sys_raise(tsr_naming(err), "give its name to", output->name);
     output->published = true;
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
 }
@@ -632,7 +633,7 @@ static tsr_status remove_obsolete(directory_output *output, tsr_error *err)
         if (output->sys->link_stat_at(output->sys, output->work, path, &info) == 0 && !lists_obsolete(output, name, &info))
             continue; /* another program has just written it */
         if (output->sys->unlink(output->sys, output->work, path, false) != 0 && errno != ENOENT) {
-            status = tsr_sys_raise(err, "remove the replaced file", path);
+            status = tsr_sys_raise(tsr_naming(err), "remove the replaced file", path);
         }
     }
     return status;
@@ -740,7 +741,7 @@ static tsr_status record_files(directory_output *output, tsr_recorded_file *file
         int fd;
         tsr_status status = tsr_output_take(output, i, &fd, &name, err);
         if (status != TSR_OK) return status;
-        if (output->sys->stat(output->sys, fd, &info) != 0) status = tsr_sys_raise(err, "look at", name);
+        if (output->sys->stat(output->sys, fd, &info) != 0) status = tsr_sys_raise(tsr_naming(err), "look at", name);
         tsr_output_give(output, i);
         if (status != TSR_OK) return status;
         files[i] = (tsr_recorded_file){tsr_str_from(name), tsr_identity_of(&info), false};

@@ -55,7 +55,7 @@ static tsr_status refuse_other(const job_state *s, tsr_str theirs, tsr_str ours,
     if (had.data && has.data)
         differing = tsr_arena_format(s->job->arena, err, "%.*s' in place of '%.*s", TSR_STR_ARG(had), TSR_STR_ARG(has));
     if (!differing.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
                      "cannot resume: the interrupted run for '%s' %s '%.*s'; run without --resume to start over",
                      s->job->destination, had.data ? "had" : "did not have", TSR_STR_ARG(differing));
 }
@@ -161,7 +161,7 @@ static tsr_status refuse_busy(const job_state *s, tsr_error *err)
         const tsr_leftover *l = &s->start.found[i];
         const bool in_the_way = !s->shares || (l->share == s->share && l->shares == s->shares);
         if (!is_own(s, l) || !l->busy || !in_the_way) continue;
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                          "another process is writing share %" PRIu64 " of %" PRIu64 " of '%s'", l->share, l->shares,
                          s->job->destination);
     }
@@ -253,8 +253,7 @@ static tsr_status find_completed(job_state *s, tsr_error *err)
     if (status == TSR_OK && looks) status = tsr_job_find_completed(s, &why, err);
     if (status != TSR_OK || s->job->is_complete || !looks) return status;
     if (published && s->is_first) status = start_over(s, err);
-    if (status == TSR_OK && why.status != TSR_OK && !s->job->replaces)
-        status = tsr_raise(err, why.status, TSR_NO_POSITION, "%s", why.message);
+    if (status == TSR_OK && why.status != TSR_OK && !s->job->replaces) status = tsr_raise_again(err, why.status, &why);
     return tsr_job_agree(s, status, err);
 }
 
@@ -494,7 +493,7 @@ static tsr_status begin_behind_rank_0(job_state *s, tsr_error *err)
         if (is_own(s, &found[i]) && found[i].share == 1) return TSR_OK;
     if (status != TSR_OK) return status;
     s->journals.sys->unlink(s->journals.sys, s->journals.directory, tsr_journal_name(s->journal), false);
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "rank 0 exited while the other ranks were opening '%s'",
+    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "rank 0 exited while the other ranks were opening '%s'",
                      s->job->destination);
 }
 

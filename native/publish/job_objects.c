@@ -263,7 +263,7 @@ static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
 {
     if (s->job->is_directory || !tsr_work_conversion(s->work)->sidecar.size) return TSR_OK;
     return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "cannot write '%s': a file of objects next to a single object is not supported; pass --max-shard-size, or --objects drop",
         s->job->destination);
 }

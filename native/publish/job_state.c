@@ -161,7 +161,7 @@ static tsr_status check_sidecar_file(job_state *s, tsr_error *err)
     const tsr_str path = tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
     if (access(path.data, F_OK) != 0 || (s->job->replaces && is_sidecar(path.data))) return TSR_OK;
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      s->job->replaces ? "'%s' exists and was not written by a conversion; move it away"
                                       : "'%s' exists; --overwrite replaces it",
                      path.data);
@@ -301,7 +301,7 @@ static tsr_status look(const job_state *s, found *out, tsr_error *err)
     *out = (found){0};
     const tsr_status status = tsr_path_store_open(s->job->host, s->job->destination, &store, &why);
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
-    if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status != TSR_OK) return tsr_raise_again(err, status, &why);
     /* A run that was killed after it had published a plan's shares leaves their notes, which the next one removes. */
     const bool has_notes = s->is_shared && tsr_is_object_url(s->job->destination) && tsr_path_store_hidden(store).count;
     out->exists = store->file_count > 0 && !is_unmarked(s, store) && !has_notes;
@@ -321,7 +321,7 @@ static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
                                               : tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
     if (s->job->conversion.sidecar.size || tsr_is_url(s->job->destination) || !is_sidecar(path.data)) return TSR_OK;
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists, and is not what this job writes: '%s' is not written by it; --overwrite "
                      "replaces it",
                      s->job->destination, path.data);
@@ -429,7 +429,7 @@ tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t shares, bool (*is
         if (!names.data) return TSR_E_NOMEM;
     }
     return tsr_raise(
-        err, TSR_E_USAGE, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
         "cannot finish '%s': share%s %.*s%s of %" PRIu64 " %s not done (%" PRIu64 " of %" PRIu64 " units are left)",
         s->job->destination, missing == 1 ? "" : "s", TSR_STR_ARG(names), missing > MOST_PARTS_NAMED ? " and more" : "",
         shares, missing == 1 ? "is" : "are", tsr_work_left(s->work, 0, 1), tsr_work_units(s->work));

@@ -28,7 +28,7 @@ static tsr_status check_parent(const tsr_journals *j, const char *parent, tsr_er
     if (faccessat(j->directory, ".", W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS)) return TSR_OK;
     const char *why = errno == EROFS ? "the file system is read-only" : "permission denied";
     const bool exists = j->sys->link_stat_at(j->sys, j->directory, j->name, &info) == 0;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write to the directory '%s'%s%s%s: %s", parent,
+    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot write to the directory '%s'%s%s%s: %s", parent,
                      exists ? ", where '" : "", exists ? j->name : "", exists ? "' exists" : "", why);
 }
 
@@ -39,7 +39,7 @@ tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocat
     memcpy(out->name, place->name, sizeof place->name);
     out->directory = out->sys->open_at(out->sys, AT_FDCWD, place->parent, O_RDONLY | O_DIRECTORY, 0);
     return out->directory >= 0 ? check_parent(out, place->parent, err)
-                               : tsr_sys_raise(err, "open the directory", place->parent);
+                               : tsr_sys_raise(tsr_naming(err), "open the directory", place->parent);
 }
 
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
@@ -112,12 +112,13 @@ static tsr_status read_own(const listing *l, int directory, const char *name, ts
     struct stat info;
     const int fd = tsr_sys_open(sys, directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     *ours = fd >= 0 && tsr_is_own_file(sys, fd);
-    if (fd < 0) return errno == EIO || errno == ENFILE || errno == EMFILE ? tsr_sys_raise(err, "open", name) : TSR_OK;
+    if (fd < 0)
+        return errno == EIO || errno == ENFILE || errno == EMFILE ? tsr_sys_raise(tsr_naming(err), "open", name) : TSR_OK;
     tsr_status status = TSR_OK;
     out->text = (tsr_str){"", 0};
     if (*ours) {
         out->busy = sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK;
-        status = sys->stat(sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "read", name);
+        status = sys->stat(sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(tsr_naming(err), "read", name);
         const size_t size = status == TSR_OK ? (size_t)info.st_size : 0;
         char *memory = status == TSR_OK ? tsr_arena_array(l->arena, size, 1, err) : NULL;
         if (status == TSR_OK && !memory) status = TSR_E_NOMEM;
@@ -312,12 +313,13 @@ static tsr_status remove_directory(const removal *r, const char *name, tsr_error
     for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) tsr_remove_parents(sys, directory, files[i].data);
     for (int i = 0; i < 2 && status == TSR_OK; i++) {
         const char *const trial = i ? TSR_TRIAL_B : TSR_TRIAL_A;
-        if (sys->unlink(sys, directory, trial, true) != 0 && errno == EIO) status = tsr_sys_raise(err, "remove", trial);
+        if (sys->unlink(sys, directory, trial, true) != 0 && errno == EIO)
+            status = tsr_sys_raise(tsr_naming(err), "remove", trial);
     }
     sys->close(sys, directory);
     if (status == TSR_OK) status = tsr_each_name(sys, r->journals->directory, name, remove_link, (void *)(uintptr_t)r, err);
     if (status != TSR_OK || sys->unlink(sys, r->journals->directory, name, true) == 0) return status;
-    return errno == EIO ? tsr_sys_raise(err, "remove", name) : TSR_OK; /* it stays if it holds files of others */
+    return errno == EIO ? tsr_sys_raise(tsr_naming(err), "remove", name) : TSR_OK; /* it stays if it holds files of others */
 }
 
 /* Removes the unpublished output and sidecar next to the destination. */
@@ -412,7 +414,7 @@ tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag
     snprintf(name, sizeof name, ".%s.tessera-%s%s", tsr_stem_of(journals->name, stem), tag, note);
     TSR_TRY(tsr_remove_name(sys, journals->directory, name, false, err)); /* of a run that was killed while it wrote it */
     const int fd = tsr_sys_open(sys, journals->directory, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
-    if (fd < 0) return tsr_sys_raise(err, "create", name);
+    if (fd < 0) return tsr_sys_raise(tsr_naming(err), "create", name);
     tsr_status status = tsr_sys_write((tsr_sys_file){sys, fd, name}, 0, record.data, record.size, err);
     if (status == TSR_OK && durable) status = tsr_sys_sync(sys, fd, name, err);
     if (status == TSR_OK && durable) status = tsr_sys_sync(sys, journals->directory, name, err);

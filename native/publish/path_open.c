@@ -180,12 +180,11 @@ tsr_status tsr_path_load_shards(const char *given, const tsr_host *host, tsr_are
     out->name = name;
     out->document = text;
     if (status == TSR_OK) return TSR_OK;
-    TSR_FAIL_IF(status == TSR_E_NOT_FOUND, err, status,
+    TSR_FAIL_IF(status == TSR_E_NOT_FOUND, tsr_naming(err), status,
                 "'%.*s' is neither a file nor one of the built-in maps meta-llama, megatron-gpt and vllm",
                 TSR_STR_ARG(name));
-    tsr_error_context(&why, "%.*s", TSR_STR_ARG(name));
-    *err = why;
-    return status;
+    tsr_error_subject(&why, "%.*s", TSR_STR_ARG(name));
+    return tsr_raise_again(err, status, &why);
 }
 
 void tsr_path_close(tsr_checkpoint *checkpoint)

@@ -465,7 +465,7 @@ static tsr_status find_completed(tsr_publication *p, tsr_error *err)
     p->is_complete = status == TSR_OK;
     if (p->is_complete) return clear_completed(p, err);
     if (status == TSR_E_EXISTS && (p->replaces || tsr_is_object_url(p->destination))) return TSR_OK;
-    return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return tsr_raise_again(err, status, &why);
 }
 
 /* What a rank has written of the files is its own to upload, and to publish. */

@@ -116,7 +116,7 @@ tsr_status tsr_remove_name(const tsr_sys *sys, int directory, const char *name, 
     int done;
     do done = sys->unlink(sys, directory, name, is_directory);
     while (done != 0 && errno == EINTR);
-    return done == 0 || errno == ENOENT || errno == ENOTDIR ? TSR_OK : tsr_sys_raise(err, "remove", name);
+    return done == 0 || errno == ENOENT || errno == ENOTDIR ? TSR_OK : tsr_sys_raise(tsr_naming(err), "remove", name);
 }
 
 tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *directory,
@@ -125,11 +125,12 @@ tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *directory,
 {
     const int fd = tsr_sys_open(sys, parent, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (fd < 0)
-        return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? TSR_OK : tsr_sys_raise(err, "list", directory);
+        return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? TSR_OK
+                                                                     : tsr_sys_raise(tsr_naming(err), "list", directory);
     DIR *dir = fdopendir(fd);
     if (!dir) {
         sys->close(sys, fd);
-        return tsr_sys_raise(err, "list", directory);
+        return tsr_sys_raise(tsr_naming(err), "list", directory);
     }
     tsr_status status = TSR_OK;
     for (struct dirent *item; status == TSR_OK && (item = readdir(dir));) {
@@ -313,7 +314,7 @@ static tsr_status end_companion(const tsr_record *record, const tsr_recorded_fil
     int done;
     do done = (replaces ? sys->rename : sys->rename_new)(sys, journals->directory, temporary, journals->directory, name);
     while (done != 0 && errno == EINTR);
-    if (done != 0 && errno != EEXIST) return tsr_sys_raise(err, "give its name to", name);
+    if (done != 0 && errno != EEXIST) return tsr_sys_raise(tsr_naming(err), "give its name to", name);
     return tsr_sys_sync(sys, journals->directory, name, err);
 }
 
@@ -397,21 +398,21 @@ static tsr_status retire_file(void *ctx, int directory, const char *name, tsr_er
     bool gone = false;
     int done;
     if (r->sys->link_stat_at(r->sys, directory, name, &old) != 0)
-        return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
+        return errno == ENOENT ? TSR_OK : tsr_sys_raise(tsr_naming(err), "look at", name);
     if (S_ISDIR(old.st_mode)) TSR_TRY(retire_subdirectory(r, directory, name, &gone, err));
     if (gone) return TSR_OK;
     const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (twice || r->test.is_obsolete(r->test.ctx, name, &old)) return tsr_remove_name(r->sys, directory, name, false, err);
     do done = r->sys->rename_new(r->sys, directory, name, r->replacing, name);
     while (done != 0 && errno == EINTR);
-    return done == 0 || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "keep", name);
+    return done == 0 || errno == ENOENT ? TSR_OK : tsr_sys_raise(tsr_naming(err), "keep", name);
 }
 
 tsr_status tsr_retire_directory(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
                                 tsr_obsolete_test test, tsr_error *err)
 {
     retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), test, NULL};
-    if (r.replacing < 0) return tsr_sys_raise(err, "open", replacing);
+    if (r.replacing < 0) return tsr_sys_raise(tsr_naming(err), "open", replacing);
     tsr_status status = tsr_each_name(sys, parent, retired, retire_file, &r, err);
     sys->close(sys, r.replacing);
     return status == TSR_OK ? tsr_remove_name(sys, parent, retired, true, err) : status;

@@ -129,7 +129,7 @@ tsr_status tsr_directory_next_generation(const tsr_sys *sys, const char *path, u
     DIR *directory = fd >= 0 ? fdopendir(fd) : NULL;
     if (!directory) {
         if (fd >= 0) sys->close(sys, fd);
-        return tsr_sys_raise(err, "list", path);
+        return tsr_sys_raise(tsr_naming(err), "list", path);
     }
     for (struct dirent *item; (item = readdir(directory));) {
         const uint32_t next = tsr_generation_after(item->d_name);
@@ -221,7 +221,7 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
     for (uint32_t f = 0; f < d->store->file_count; f++) {
         const tsr_str name = d->store->files[f].name;
         if (d->roles[f] != TSR_ROLE_MARKER || was_written(d, name)) continue;
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "'%s' cannot be replaced: its '%.*s' cannot be read, so it is unclear which files belong to it "
                          "(%s); remove the directory, or write to another one",
                          d->request->path, TSR_STR_ARG(name), d->why.message);
@@ -257,8 +257,9 @@ static tsr_status keep_unread(decision *d, const tsr_kept *files, tsr_error *err
     tsr_replacement *out = d->out;
     tsr_vec unread = tsr_vec_of(d->request->host->allocator, sizeof(tsr_kept));
     DIR *directory = opendir(d->request->path);
-    tsr_status status = directory ? add_unread(d, directory, &unread, err)
-                                  : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot list '%s'", d->request->path);
+    tsr_status status = directory
+                            ? add_unread(d, directory, &unread, err)
+                            : tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot list '%s'", d->request->path);
     if (directory) closedir(directory);
     out->kept = status == TSR_OK ? tsr_arena_array(d->arena, out->kept_count + unread.count, sizeof *files, err) : NULL;
     if (status == TSR_OK && !out->kept) status = TSR_E_NOMEM;
@@ -328,7 +329,7 @@ tsr_status tsr_replacement_check_readers(const tsr_replacement_request *request,
         const tsr_kept *kept = &replacement->kept[i];
         if (!kept->is_file || rank_of_model_file(kept->name) >= rank) continue;
         return tsr_raise(
-            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
             "'%s' cannot be replaced: '%.*s' in it does not belong to the checkpoint there and would be kept, and "
             "transformers would load it instead of the new '%.*s'; move it away, or write to another directory",
             request->path, TSR_STR_ARG(kept->name), TSR_STR_ARG(new_file));
@@ -345,7 +346,7 @@ static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
     for (size_t i = 0; i < d->out->kept_count; i++) {
         const tsr_kept *k = &d->out->kept[i];
         if (k->role == TSR_ROLE_NONE || (k->role == TSR_ROLE_TENSORS && marker)) continue;
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "'%s' cannot be replaced: '%.*s' in it is not listed by the checkpoint there and would be mistaken "
                          "for part of the new one; move it away, or write to another directory",
                          d->request->path, TSR_STR_ARG(k->name));
@@ -365,7 +366,7 @@ static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
         marker = d->store->files[f].name;
     }
     if (!marker.size) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "'%s' cannot be replaced: '%.*s' lists no existing file, but there are other files with tensors, so it "
                      "is unclear which of them form the old checkpoint; move the index away, or write to another directory",
                      d->request->path, TSR_STR_ARG(marker));
@@ -394,7 +395,7 @@ static tsr_status refuse_file_overlap(const tsr_replacement_request *request, ts
 {
     const tsr_input *input = request->inputs ? tsr_inputs_find(request->inputs, AT_FDCWD, request->path) : NULL;
     if (!input) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                      "the destination '%s' is '%s' of the source, which cannot be replaced while it is being read",
                      request->path, input->name);
 }
@@ -404,13 +405,13 @@ static tsr_status refuse_overlap(const decision *d, tsr_error *err)
     const tsr_inputs *inputs = d->request->inputs;
     if (!inputs) return TSR_OK;
     const tsr_input *input = inputs_find_directory(inputs, AT_FDCWD, d->request->path);
-    TSR_FAIL_IF(input, err, TSR_E_USAGE,
+    TSR_FAIL_IF(input, tsr_naming(err), TSR_E_USAGE,
                 "the source is in the destination '%s', which cannot be replaced while it is being read", d->request->path);
     const int directory = open(d->request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = 0; i < d->out->obsolete_count && directory >= 0 && !input; i++) {
         input = tsr_inputs_find(inputs, directory, d->out->obsolete[i].data);
         if (input)
-            tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+            tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                       "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is being read",
                       TSR_STR_ARG(d->out->obsolete[i]), d->request->path, input->name);
     }
@@ -439,7 +440,7 @@ static tsr_status open_remote(decision *d, bool *is_directory, tsr_error *err)
     const tsr_status status = tsr_path_store_open(d->request->host, d->request->path, &d->store, &why);
     *is_directory = false;
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
-    TSR_FAIL_IF(status != TSR_OK, err, status, "%s", why.message);
+    if (status != TSR_OK) return tsr_raise_again(err, status, &why);
     d->out->exists = d->store->file_count > 0;
     *is_directory = d->out->exists && d->store->primary == TSR_NO_FILE && d->request->is_directory;
     return TSR_OK;
@@ -454,7 +455,7 @@ static tsr_status refuse_exchange(const decision *d, tsr_error *err)
     const bool is_one_file = d->request->file_name.size && (out->marker_count || out->obsolete_count <= 1);
     if (!out->swap || is_marked || is_one_file) return TSR_OK;
     return tsr_raise(
-        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' cannot be replaced: %s has no marker file, and an object store cannot exchange directories in one step; remove it, or "
         "write to another URL",
         d->request->path, d->request->marker ? "the checkpoint there" : "the checkpoint to be written");
@@ -499,7 +500,7 @@ tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const 
     for (size_t i = 0; i < replacement->kept_count; i++) {
         if (!tsr_str_equal(replacement->kept[i].name, name)) continue;
         return tsr_raise(
-            err, TSR_E_EXISTS, TSR_NO_POSITION,
+            tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
             "'%.*s' exists in '%s' and does not belong to the checkpoint there: it would be overwritten; move it "
             "away, or write to another directory",
             TSR_STR_ARG(name), path);

@@ -72,7 +72,7 @@ static tsr_status hold(tsr_journals *journals, int (*lock)(const tsr_sys *sys, i
         if (!again) return TSR_OK;
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "another process is replacing '%s'; wait until it has finished, or write to another directory",
                      journals->name);
 }
@@ -322,7 +322,7 @@ static tsr_status open_parent(tsr_save *s, tsr_error *err)
     TSR_TRY(tsr_destination_of(s->options.path, &place, err));
     memcpy(j->name, place.name, sizeof place.name);
     j->directory = tsr_sys_open(j->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
-    return j->directory >= 0 ? TSR_OK : tsr_sys_raise(err, "open the directory", place.parent);
+    return j->directory >= 0 ? TSR_OK : tsr_sys_raise(tsr_naming(err), "open the directory", place.parent);
 }
 
 /* Locks the file of the coordinator, or of a rank on its own. Its last holder removes it, so it may have to be made again. */
@@ -331,11 +331,11 @@ static tsr_status lock_file(tsr_save *s, tsr_error *err)
     struct stat open, named;
     const tsr_sys *sys = s->journals.sys;
     const int directory = tsr_journals_open_destination(&s->journals);
-    if (directory < 0) return tsr_sys_raise(err, "open the directory", s->options.path);
+    if (directory < 0) return tsr_sys_raise(tsr_naming(err), "open the directory", s->options.path);
     tsr_status status = TSR_OK;
     for (bool done = false; !done && status == TSR_OK;) {
         const int fd = tsr_sys_open(sys, directory, s->lock_name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
-        if (fd < 0) status = tsr_sys_raise(err, "create", s->lock_name);
+        if (fd < 0) status = tsr_sys_raise(tsr_naming(err), "create", s->lock_name);
         else if (sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK) /* other errors: the file system has no locks */
             status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is saving to this directory");
         else
@@ -454,7 +454,7 @@ tsr_status tsr_save_unchanged(const tsr_save *s, tsr_error *err)
         const old_file *f = &s->found[i];
         if (sys->link_stat_at(sys, s->journals.held, f->name.data, &info) != 0 || tsr_identity_is(&f->identity, &info, true))
             continue;
-        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
                          "another program has written '%s' during the save, so nothing was published", f->name.data);
     }
     return TSR_OK;
@@ -471,7 +471,7 @@ static tsr_status write_new(const tsr_sys *sys, int directory, const char *name,
                             tsr_error *err)
 {
     const int fd = tsr_sys_open(sys, directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
-    if (fd < 0) return tsr_sys_raise(err, "create", name);
+    if (fd < 0) return tsr_sys_raise(tsr_naming(err), "create", name);
     tsr_status status = tsr_sys_write((tsr_sys_file){sys, fd, name}, 0, text.data, text.size, err);
     if (status == TSR_OK && is_durable) status = tsr_sys_sync(sys, fd, name, err);
     sys->close(sys, fd);
@@ -487,7 +487,8 @@ tsr_status tsr_save_record(const tsr_save *s, const char *token, const tsr_str *
     const tsr_sys *sys = s->journals.sys;
     tsr_recorded_file *old = tsr_arena_array(s->arena, s->found_count, sizeof *old, err);
     if (!old) return TSR_E_NOMEM;
-    if (sys->stat(sys, s->journals.directory, &parent) != 0) return tsr_sys_raise(err, "look at", s->options.path);
+    if (sys->stat(sys, s->journals.directory, &parent) != 0)
+        return tsr_sys_raise(tsr_naming(err), "look at", s->options.path);
     tsr_record record = {.kind = TSR_SWITCH_MARKER,
                          .marker = s->found[0].name,
                          .device = (uint64_t)parent.st_dev,
@@ -554,7 +555,7 @@ tsr_status tsr_save_journal(const tsr_sys *sys, const char *path, const char *to
     if (!arena) return TSR_E_NOMEM;
     const int directory = tsr_sys_open(sys, AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
     tsr_status status = directory >= 0 ? tsr_journal_text(arena, JOB, 0, (tsr_journal_files){names, count}, &text, err)
-                                       : tsr_sys_raise(err, "open the directory", path);
+                                       : tsr_sys_raise(tsr_naming(err), "open the directory", path);
     if (status == TSR_OK) status = write_new(sys, directory, name_of(token, journal_end, name), text, is_durable, err);
     if (directory >= 0) sys->close(sys, directory);
     tsr_arena_free(arena);
@@ -616,7 +617,7 @@ tsr_status tsr_rank_files_directory(const char *path, char directory[PATH_MAX], 
     tsr_journal_tag(JOB_OF_FILES, tag);
     name_of_directory(place.name, tag, name);
     const int size = snprintf(directory, PATH_MAX, "%s/%s", place.parent, name);
-    TSR_FAIL_IF(size >= PATH_MAX, err, TSR_E_USAGE, "the name '%s' is too long", path);
+    TSR_FAIL_IF(size >= PATH_MAX, tsr_naming(err), TSR_E_USAGE, "the name '%s' is too long", path);
     return TSR_OK;
 }
 
@@ -696,7 +697,7 @@ static tsr_status refuse_foreign(const tsr_rank_files *f, tsr_error *err)
     char name[NAME_MAX + 64];
     name_of_directory(f->journals.name, f->tag, name);
     if (f->journals.sys->link_stat_at(f->journals.sys, f->journals.directory, name, &info) != 0) return TSR_OK;
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "'%s' prevents '%s' from being written, and no save created it; move it away", name, f->request.path);
 }
 
@@ -736,7 +737,7 @@ static tsr_status take_up(tsr_rank_files *f, const char *directory, tsr_str name
     const tsr_str path = tsr_arena_format(f->arena, err, "%s/%.*s", directory, TSR_STR_ARG(name));
     if (!path.data) return TSR_E_NOMEM;
     if (f->journals.sys->link_stat_at(f->journals.sys, AT_FDCWD, path.data, &info) != 0)
-        return tsr_sys_raise(err, "look at", path.data);
+        return tsr_sys_raise(tsr_naming(err), "look at", path.data);
     return f->output->create(f->output, name, (uint64_t)info.st_size, file, err);
 }
 

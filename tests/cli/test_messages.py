@@ -81,6 +81,11 @@ def test_messages_about_the_destination_do_not_begin_with_the_source(t):
     for command in (("convert", path, t.at("taken.pt")), ("convert", path, t.at("taken"), "--to", "torch"), ("convert", path, t.at("x.abc")), ("layout", path, "-o", t.at("taken"))):
         message = t.run(*command, status=2).stderr.decode()
         need(path not in message and f"'{command[-1 if command[-1] != 'torch' else 2]}'" in message, f"{command[0]}: {message}")
+    write(t.at("x.safetensors.objects.json"), b"notes")
+    write(t.at("m.pt"), archive(b"\x80\2" + dict_of(w=pickles.tensor(), o=b"N") + b"."))
+    for options, advice in (([], "; --overwrite replaces it"), (["--overwrite"], " and was not written by a conversion; move it away")):
+        message = t.run("convert", t.at("m.pt"), t.at("x.safetensors"), "--objects", "sidecar", *options, status=2).stderr.decode()
+        need(message == f"tessera: '{t.at('x.safetensors.objects.json')}' exists{advice}\n", message)
 
 
 @test
@@ -107,8 +112,16 @@ def test_messages_about_a_document_do_not_begin_with_the_source(t):
     for command in (["convert", source, out, "--canonical", "--modules", document], ["convert", source, out, "--map", document], ["convert", source, out, "--shards", document],
                     ["optim", "to-id", source, out, "--modules", document], ["reshard", path, out, "--target", document], ["plan", path, "--target", document], ["validate", path, "--layout", document]):
         message = t.run(*command, status=2).stderr.decode()
-        name = "--modules" if command[0] == "convert" and "--modules" in command else document
-        need(name in message and source not in message and path not in message, f"{command}: {message}")
+        option = next(a for a in command if a.startswith("--") and a != "--canonical")
+        need((option == "--shards" or option in message) and source not in message and path not in message, f"{command}: {message}")
+        need(document in message or "--canonical" in command, f"{command}: {message}")
+    # and what is written as the option's value itself
+    for command in (["reshard", path, out, "--target", '{"schema": 1}'], ["plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--storage", '{"schema": 1}'],
+                    ["convert", source, out, "--map", '{"schema": 1}']):
+        message = t.run(*command, status=2).stderr.decode()
+        need(message.endswith(f", in {command[-2]} document\n") and source not in message and path not in message, f"{command}: {message}")
+    message = t.run("validate", path, "--baseline", document, status=2).stderr.decode()
+    need(message.endswith(f", in --baseline {document}\n") and path not in message, message)
     for command in (["optim", "flatten", source, out, "--at", "none"], ["optim", "unflatten", source, out]):
         message = t.run(*command, status=2).stderr.decode()
         need(message.startswith(f"tessera: {source}: ") and message.count(source) == 1, f"{command}: {message}")

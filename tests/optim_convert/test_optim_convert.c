@@ -317,7 +317,7 @@ static void test_optim_convert__refusals_name_the_option(void **state)
     refused(&c, store, &r, TSR_E_NOT_FOUND, "there is no 'nosuch'");
     r.at = (tsr_str){NULL, 0};
     r.modules = (tsr_optim_document){TSR_STR("{\"schema\": 1}"), "m.json"};
-    refused(&c, store, &r, TSR_E_FORMAT, "in m.json");
+    refused(&c, store, &r, TSR_E_FORMAT, "in --modules m.json");
     close_chain(&c);
 }
 

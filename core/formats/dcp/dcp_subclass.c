@@ -68,7 +68,7 @@ static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk 
     const tsr_status status =
         tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, checkpoint->arena, NULL, &item, &why);
     if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
-        return tsr_raise(s->err, status, why.byte_position, "%s", why.message);
+        return tsr_raise_again(s->err, status, &why);
     if (status != TSR_OK) return TSR_OK;
     if (item.root->kind == TSR_VALUE_TENSOR && length < LENGTHS) s->plain[length] = true;
     if (!tsr_torch_is_subclass(item.root)) return TSR_OK;

@@ -379,8 +379,7 @@ static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *st
     tsr_dcp_state_of(checkpoint)->file_uses[state->common_file] = TSR_DCP_OBJECTS;
     const tsr_status status = read_file(checkpoint, state, flat, &why);
     if (status == TSR_OK) return TSR_OK;
-    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
-        return tsr_raise(err, status, why.byte_position, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO) return tsr_raise_again(err, status, &why);
     *flat = (tsr_torch_flat){0};
     message = tsr_arena_format(checkpoint->arena, err, "'common.pt' cannot be read: %s", why.message);
     return message.data ? tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("common.pt"), message, err) : TSR_E_NOMEM;

@@ -395,8 +395,7 @@ static tsr_str name_of(const tsr_checkpoint *checkpoint, const tsr_mount_place *
 /* Adds a finding for a file that cannot be read; the others are listed without it. */
 static tsr_status report_unreadable(tsr_checkpoint *checkpoint, tsr_str name, const tsr_error *why, tsr_error *err)
 {
-    if (!tsr_may_be_finding(why->status) || why->status == TSR_E_IO)
-        return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
+    if (!tsr_may_be_finding(why->status) || why->status == TSR_E_IO) return tsr_raise_again(err, why->status, why);
     const tsr_str message =
         tsr_arena_format(checkpoint->arena, err, "'%.*s' cannot be read: %s", TSR_STR_ARG(name), why->message);
     return tsr_checkpoint_is_incomplete(checkpoint, name, message, err);

@@ -550,7 +550,7 @@ static tsr_status number_stages(join *j)
     const tsr_str pattern =
         map->family && map->family->stage_pattern ? tsr_str_from(map->family->stage_pattern) : map->stage_pattern;
     if (!pattern.size) return TSR_OK;
-    TSR_FAIL_IF(!map->family && map->stage_count != stages->count, j->err, TSR_E_FORMAT,
+    TSR_FAIL_IF(!map->family && map->stage_count != stages->count, tsr_naming(j->err), TSR_E_FORMAT,
                 "%.*s lists the layers of %u pipeline stages, but there are files of %u", TSR_STR_ARG(map->name),
                 map->stage_count, stages->count);
     TSR_TRY(tsr_shards_stages_of(pattern, j->arena, stages, j->err));

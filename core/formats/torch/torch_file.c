@@ -284,7 +284,7 @@ static tsr_status read_parts(tsr_checkpoint *checkpoint, uint32_t file, parts *o
         tsr_status status = parse_parts((tsr_str){bytes, length}, checkpoint->host, out, &attempt);
         if (status == TSR_OK) return TSR_OK;
         if (status == TSR_E_FORMAT && length < size && wanted < LONGEST_READ) continue;
-        return tsr_raise(err, status, attempt.byte_position, "%s", attempt.message);
+        return tsr_raise_again(err, status, &attempt);
     }
 }
 

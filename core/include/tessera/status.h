@@ -41,6 +41,7 @@ typedef enum tsr_status {
 
 typedef struct tsr_error {
     tsr_status status;
+    uint32_t names_subject; /* not 0: the message says what it is about, so that no path has to be put in front of it */
     uint64_t byte_position; /* in the file or document being parsed; TSR_NO_POSITION when none (or status is TSR_OK) */
     char message[TSR_ERROR_MESSAGE_SIZE]; /* UTF-8, NUL-terminated, one line, visible characters */
 } tsr_error;

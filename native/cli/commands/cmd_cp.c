@@ -566,7 +566,7 @@ static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
 {
     for (uint32_t i = 0; i < c->files.count; i++)
         if (memchr(c->files.names[i].data, '/', c->files.names[i].size))
-            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                              "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
                              c->to);
     return TSR_OK;

@@ -38,8 +38,7 @@ static tsr_status read_modules(comparison *c, tsr_modules **out, tsr_error *err)
     tsr_status status = tsr_path_load(path, host, c->arena, &text, err);
     if (status == TSR_OK) status = tsr_modules_parse(text, host, c->arena, &document, err);
     if (status == TSR_OK) status = tsr_modules_new(document.root, host, out, err);
-    if (status != TSR_OK) tsr_error_context(err, "--modules %s", path);
-    return status;
+    return cli_in_option(status, "modules", path, err);
 }
 
 static tsr_status match(comparison *c, tsr_error *err)
@@ -259,7 +258,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     cli_allow_expansion(program, c.arguments->allow_expansion);
     const bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
     const cli_map_options map = {.options = arguments, .lists = !values};
-    tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, c.arguments, &c.policy, &path, &err);
+    tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, c.arguments, &c.policy, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &map, &c.a, &err);
     if (status == TSR_OK) status = cli_open_compared(program, path = program->operands.items[1], NULL, &c.b, &err);
     if (status == TSR_OK) {

@@ -13,6 +13,7 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/names.h"
+#include "tessera/sys/try.h"
 
 /* One name of a side. */
 typedef struct cli_known_name {
@@ -37,12 +38,7 @@ typedef struct cli_against {
     size_t missing_count;
 } cli_against;
 
-/* ---- fqn against ---- */
-
-/* Compares a checkpoint's names with those of a model or another checkpoint: finds the names that correspond, and the
- * renames that `convert` would need. */
-
-/* ---- pairing ---- */
+/* ---- pairing the names with those of a model or another checkpoint ---- */
 
 /* Makes a catalog of one side under its canonical names. The dtypes of tensors are ignored: a float32 model may be saved as
  * bfloat16. All objects get the same type, different from that of tensors, so that they can be paired, too. */
@@ -364,7 +360,7 @@ static tsr_status read_wanted(cli *program, const tsr_command_options *arguments
     const char *tree = program->operands.count ? program->operands.items[0] : NULL;
     tsr_status status =
         tree ? tree_names(program, tree, arena, want, err) : read_keys(program, arguments->against, NULL, arena, want, err);
-    if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
+    if (status != TSR_OK) tsr_error_subject(err, "%s", tree ? tree : arguments->against);
     if (status != TSR_OK || !tree) return status;
     *have = (keys){0};
     return fold_extra_states(program, &all, arena, have, err);

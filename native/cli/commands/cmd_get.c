@@ -187,7 +187,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const as
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+        return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                          "cannot infer the output format from '%s'; name it .npy for NumPy or .bin for raw bytes", output);
     }
     if (npy) {

@@ -40,13 +40,13 @@ typedef struct job {
 
 /* ---- arguments ---- */
 
-static tsr_status read_document(job *j, const char *path, loaded *file, tsr_optim_document *out, tsr_error *err)
+static tsr_status read_document(job *j, const char *option, const char *path, loaded *file, tsr_optim_document *out,
+                                tsr_error *err)
 {
     if (!path) return TSR_OK;
     const tsr_status status = cli_load_file(j->program, path, &file->store, &file->bytes, err);
-    if (status != TSR_OK) tsr_error_context(err, "%s", path);
-    *out = (tsr_optim_document){file->bytes.data, path};
-    return status;
+    *out = (tsr_optim_document){file->bytes.data, tsr_is_document(path) ? "document" : path};
+    return cli_in_option(status, option, path, err);
 }
 
 static void free_document(loaded *file)
@@ -74,8 +74,9 @@ static tsr_status read_request(job *j, tsr_error *err)
     r->world_size = a->ranks.value;
     r->has_rank = a->rank.given;
     r->rank = a->rank.value;
-    tsr_status status = read_document(j, a->modules, &j->modules, &r->modules, err);
-    if (status == TSR_OK && shards) status = read_document(j, a->flat_params, &j->flat_params, &r->flat_params, err);
+    tsr_status status = read_document(j, "modules", a->modules, &j->modules, &r->modules, err);
+    if (status == TSR_OK && shards)
+        status = read_document(j, "flat-params", a->flat_params, &j->flat_params, &r->flat_params, err);
     if (status == TSR_OK) status = tsr_ring_new(cli_host(j->program), (size_t)a->max_memory, &j->ring, err);
     r->ring = j->ring;
     return status;
@@ -96,11 +97,11 @@ static tsr_status check_name(const job *j, tsr_error *err)
                 j->request.sharded ? "unshard --sharded" : action);
     if (j->arguments->to == TO_DCP || !cli_container_of_name(name, &named)) return TSR_OK;
     TSR_FAIL_IF(
-        directory, err, TSR_E_USAGE,
+        directory, tsr_naming(err), TSR_E_USAGE,
         "'%s' is the name of a single file, but optim %s writes a directory with one file per rank; leave out the extension",
         name, j->request.sharded ? "unshard --sharded" : action);
     TSR_FAIL_IF(
-        named == TSR_TO_SAFETENSORS, err, TSR_E_USAGE,
+        named == TSR_TO_SAFETENSORS, tsr_naming(err), TSR_E_USAGE,
         "optim %s writes a torch file, because safetensors cannot hold param_groups; name it .pt instead of '%s', and "
         "run tessera convert with --objects sidecar on it if you need safetensors",
         action, name);

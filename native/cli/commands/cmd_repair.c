@@ -62,7 +62,7 @@ static tsr_status refuse_sound(const repair *r, bool safetensors, tsr_error *err
     for (uint32_t f = 0; f < r->store->file_count; f++)
         has_data |= tsr_str_ends(r->store->files[f].name, TSR_STR(".distcp"));
     const tsr_status opened = tsr_checkpoint_open(r->store, host, &options, &checkpoint, &why);
-    if (opened == TSR_E_UNSUPPORTED && !has_data) return tsr_raise(err, opened, why.byte_position, "%s", why.message);
+    if (opened == TSR_E_UNSUPPORTED && !has_data) return tsr_raise_again(err, opened, &why);
     if (opened != TSR_OK || safetensors) {
         tsr_checkpoint_close(checkpoint);
         return TSR_OK;
@@ -116,7 +116,7 @@ static tsr_status write_file(const repair *r, contents *c, tsr_error *err)
     cli_guard guard = {.program = r->program};
     c->repair = r;
     if (!tsr_is_object_url(r->dest) && access(r->dest, F_OK) == 0)
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
+        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
     tsr_publication p = {.environment = cli_environment(&guard),
                          .host = cli_host(r->program),
                          .arena = r->arena,

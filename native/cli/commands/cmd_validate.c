@@ -160,18 +160,18 @@ static const tsr_contract *given(const char *option, const cli_contract *contrac
     return option ? &contract->contract : NULL;
 }
 
-static tsr_status load_contracts(cli *program, const tsr_command_options *arguments, contracts *out, const char **path,
-                                 tsr_error *err)
+static tsr_status load_contracts(cli *program, const tsr_command_options *arguments, contracts *out, tsr_error *err)
 {
     uint32_t allow = 0;
-    tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, arguments, &out->policy, path, err);
+    tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, arguments, &out->policy, err);
     if (status != TSR_OK) return status;
-    *path = NULL;
     status = tsr_leniency_parse(tsr_str_from(arguments->allow), &allow, err);
     if (status == TSR_OK && arguments->layout)
-        status = cli_contract_open(program, *path = arguments->layout, &out->layout, err);
+        status = cli_in_option(cli_contract_open(program, arguments->layout, &out->layout, err), "layout", arguments->layout,
+                               err);
     if (status == TSR_OK && arguments->against)
-        status = cli_contract_open(program, *path = arguments->against, &out->against, err);
+        status = cli_in_option(cli_contract_open(program, arguments->against, &out->against, err), "against",
+                               arguments->against, err);
     out->layout.contract.allow = allow;
     out->against.contract.allow |= allow | TSR_ANY_CHUNKS;
     out->against.contract.prefix = tsr_str_from(arguments->prefix ? arguments->prefix : "");
@@ -252,7 +252,6 @@ static int run(cli *program, const tsr_command_options *arguments)
 {
     tsr_error err = {0};
     contracts all = {0};
-    const char *path = NULL;
     if (arguments->list_rules) {
         const tsr_policy_scope scope = TSR_POLICY_VALIDATE;
         cli_put_rules(&program->out, &scope);
@@ -262,10 +261,10 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (arguments->prefix && !arguments->against) return cli_fail(program, "--prefix needs --against FILE");
     if (arguments->allow && !arguments->against && !arguments->layout)
         return cli_fail(program, "--allow needs --layout FILE or --against FILE");
-    tsr_status status = load_contracts(program, arguments, &all, &path, &err);
+    tsr_status status = load_contracts(program, arguments, &all, &err);
     if (cli_agree(program, status, &err) != TSR_OK) {
         free_contracts(&all);
-        return cli_fail_error(program, path, &err);
+        return cli_fail_error(program, NULL, &err);
     }
     tsr_arena *arena = NULL;
     tsr_texts paths = program->operands;

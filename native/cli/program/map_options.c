@@ -24,8 +24,8 @@ static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr
     *text = tsr_mapping_builtin(tsr_str_from(name));
     if (text->size) return TSR_OK;
     if (!tsr_is_document(name) && access(name, R_OK) != 0)
-        return tsr_mapping_unknown(tsr_str_from(name), err); /* opening a pipe twice would lose its text */
-    return tsr_path_load(name, cli_host(program), arena, text, err);
+        return tsr_mapping_unknown(tsr_str_from(name), tsr_naming(err)); /* opening a pipe twice would lose its text */
+    return cli_in_option(tsr_path_load(name, cli_host(program), arena, text, err), "map", name, err);
 }
 
 /* Sets the session's map, and the layering's. */
@@ -35,7 +35,7 @@ static tsr_status read_map(cli *program, const char *name, cli_session *session,
     const tsr_str called = tsr_arena_format(session->arena, err, "--map %s", tsr_is_document(name) ? "document" : name);
     if (!called.data) return TSR_E_NOMEM;
     out->map_called = called.data;
-    TSR_TRY(load_map(program, name, session->arena, &session->map_text, err)); /* the message names the map */
+    TSR_TRY(load_map(program, name, session->arena, &session->map_text, err));
     out->map = session->map_text;
     return TSR_OK;
 }
@@ -46,10 +46,7 @@ static tsr_status open_adapter(cli *program, const char *path, cli_session *sess
     session->others = calloc(1, sizeof *session->others);
     if (!session->others) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     const tsr_status status = cli_open_apart(program, path, NULL, session->others, err);
-    if (status != TSR_OK) {
-        tsr_error_context(err, "--lora %s", path);
-        return status;
-    }
+    if (status != TSR_OK) return cli_in_option(status, "lora", path, err);
     session->other_count = 1;
     out->adapter = session->others->checkpoint;
     out->adapter_name = tsr_str_from(path);
@@ -210,18 +207,13 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
     if (options->canonical && options->modules) {
         const tsr_status status =
             tsr_path_load(options->modules, cli_host(program), session->arena, &session->modules_text, err);
-        if (status != TSR_OK)
-            tsr_error_context(err, "--modules %s", tsr_is_document(options->modules) ? "document" : options->modules);
-        TSR_TRY(status);
+        TSR_TRY(cli_in_option(status, "modules", options->modules, err));
     }
     wanted.modules = session->modules_text;
     if (options->flat_params) {
         tsr_status status = tsr_path_load(options->flat_params, cli_host(program), session->arena, &session->flat_text, err);
         if (status == TSR_OK) status = tsr_layers_unflatten(&session->layers, session->flat_text, session->arena, err);
-        if (status != TSR_OK)
-            tsr_error_context(err, "--flat-params %s",
-                              tsr_is_document(options->flat_params) ? "document" : options->flat_params);
-        TSR_TRY(status);
+        TSR_TRY(cli_in_option(status, "flat-params", options->flat_params, err));
     }
     TSR_TRY(open_adapter(program, options->lora, session, &wanted, err));
     const tsr_status status = tsr_layers_open(&session->layers, &wanted, session->arena, err);

@@ -33,10 +33,9 @@ tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr
 
 /* --rule and --baseline of `validate` and `diff`. */
 
-/* Opens the policy that the options describe; without options, it changes nothing. On failure *out is NULL, and *path is the
- * baseline file if that is the cause. */
+/* Opens the policy that the options describe; without options, it changes nothing. On failure *out is NULL. */
 tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const tsr_command_options *options, tsr_policy **out,
-                           const char **path, tsr_error *err);
+                           tsr_error *err);
 
 /* Prints "; 5 left out by the baseline, 2 turned off" on stdout; nothing if nothing was left out. */
 void cli_put_left_out(const tsr_policy_result *result);

@@ -1,4 +1,4 @@
-/* Loads a whole file into memory. */
+/* Options that give a file or a document, and those that choose names. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,7 +20,13 @@ tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_
     return tsr_range_load((tsr_range){*store, file, 0, (*store)->files[file].size}, host, bytes, err);
 }
 
-/* ---- option ---- */
+tsr_status cli_in_option(tsr_status status, const char *option, const char *given, tsr_error *err)
+{
+    if (status != TSR_OK) tsr_error_subject(err, "--%s %s", option, tsr_is_document(given) ? "document" : given);
+    return status;
+}
+
+/* ---- shards ---- */
 
 typedef struct cli_shards {
     tsr_arena *arena;
@@ -58,8 +64,8 @@ void cli_free_shards(cli *program)
 
 /* ---- target options ---- */
 
-/* Loads a JSON document and parses it with `read`, which stores the result in `out`. */
-static tsr_status read_file(cli *program, const char *path, tsr_arena *arena,
+/* Loads the JSON document of an option and parses it with `read`, which stores the result in `out`. */
+static tsr_status read_file(cli *program, const char *option, const char *path, tsr_arena *arena,
                             tsr_status (*read)(tsr_str, const tsr_host *, tsr_arena *, void *, tsr_error *), void *out,
                             tsr_error *err)
 {
@@ -69,8 +75,7 @@ static tsr_status read_file(cli *program, const char *path, tsr_arena *arena,
     if (status == TSR_OK) status = read(bytes.data, cli_host(program), arena, out, err);
     tsr_bytes_free(&bytes);
     if (store) store->close(store);
-    if (status != TSR_OK && !tsr_is_document(path)) tsr_error_context(err, "%s", path);
-    return status;
+    return cli_in_option(status, option, path, err);
 }
 
 static tsr_status read_target(tsr_str text, const tsr_host *host, tsr_arena *arena, void *out, tsr_error *err)
@@ -86,7 +91,7 @@ static tsr_status read_storage(tsr_str text, const tsr_host *host, tsr_arena *ar
 tsr_status cli_read_storage(cli *program, const char *path, tsr_arena *arena, tsr_storage_text *out, tsr_error *err)
 {
     *out = (tsr_storage_text){.servers = NULL};
-    return path ? read_file(program, path, arena, read_storage, out, err) : TSR_OK;
+    return path ? read_file(program, "storage", path, arena, read_storage, out, err) : TSR_OK;
 }
 
 tsr_status cli_read_target(cli *program, const tsr_command_options *options, tsr_arena *arena, tsr_target_texts *texts,
@@ -97,7 +102,8 @@ tsr_status cli_read_target(cli *program, const tsr_command_options *options, tsr
     }
     *texts =
         (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
-    tsr_status status = options->target ? read_file(program, options->target, arena, read_target, texts, err) : TSR_OK;
+    tsr_status status =
+        options->target ? read_file(program, "target", options->target, arena, read_target, texts, err) : TSR_OK;
     return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, arena, out, err) : status;
 }
 
@@ -111,19 +117,18 @@ static tsr_status load_baseline(cli *program, const char *path, tsr_policy *poli
     if (status == TSR_OK) status = tsr_policy_baseline(policy, text.data, err);
     tsr_bytes_free(&text);
     if (store) store->close(store);
-    return status;
+    return cli_in_option(status, "baseline", path, err);
 }
 
 tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const tsr_command_options *options, tsr_policy **out,
-                           const char **path, tsr_error *err)
+                           tsr_error *err)
 {
-    *path = NULL;
     *out = tsr_policy_new(scope, cli_host(program), err);
     tsr_status status = *out ? TSR_OK : TSR_E_NOMEM;
     if (*out) tsr_policy_names(*out, (tsr_selection){tsr_globs_select, &options->selection});
     for (size_t i = 0; i < options->rules.count && status == TSR_OK; i++)
         status = tsr_policy_rule(*out, options->rules.items[i], err);
-    if (status == TSR_OK && options->baseline) status = load_baseline(program, *path = options->baseline, *out, err);
+    if (status == TSR_OK && options->baseline) status = load_baseline(program, options->baseline, *out, err);
     if (status == TSR_OK) return TSR_OK;
     tsr_policy_free(*out);
     *out = NULL;
@@ -155,8 +160,6 @@ void cli_note_left_out(const cli *program, const tsr_policy_result *result)
 }
 
 /* ---- selection ---- */
-
-/* --include and --exclude: see session.h. */
 
 tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,
                                 tsr_error *err)

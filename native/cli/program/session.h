@@ -78,6 +78,8 @@ void cli_files_close(cli_files *files);
 /* Loads a whole file that is not a checkpoint (a layout, a module tree). The caller frees the bytes, then closes the store;
  * both are zeroed or valid on failure. */
 tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err);
+/* Adds to an error about a document which option gives it: ", in --modules FILE". Returns `status`. */
+tsr_status cli_in_option(tsr_status status, const char *option, const char *given, tsr_error *err);
 
 /* Warns of each option that has no effect, and appends the warnings to `warnings`, a vec of tsr_str in `arena`. */
 tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +12,7 @@
 #include "cli/program/cli.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/text.h"
-
-#define STANDARD_OUTPUT "standard output"
-#define OUTPUT          "the output"
+#include "tessera/sys/try.h"
 
 /* Prints columns [from, to) of the escaped text; only counts if `file` is NULL. Returns the columns of the whole text. */
 static unsigned walk(FILE *file, tsr_str text, unsigned from, unsigned to)
@@ -143,11 +140,6 @@ cli_words cli_plural(uint64_t n, const char *one)
     return words;
 }
 
-/* ---- messages ---- */
-
-/* Messages of the running program on stderr, which ranks print only once if they are all the same; and the program's
- * host. */
-
 /* ---- ranks ---- */
 
 bool cli_speaks(const cli *program)
@@ -199,57 +191,6 @@ void cli_fail_with(const cli *program, const char *format, va_list arguments)
     message(program, CLI_SAYS_ERROR, format, arguments);
 }
 
-/* Whether a message names the path: in quotes, before a colon, or as its first or last word. The same letters elsewhere are another
- * word, such as the name of a format. */
-static bool names_path(const char *text, const char *path)
-{
-    const size_t size = strlen(path);
-    for (const char *at = text; size && (at = strstr(at, path)) != NULL; at++) {
-        const char before = at == text ? '\0' : at[-1], after = at[size];
-        if ((before == '\'' && after == '\'') || (before == ' ' && (after == ':' || !after))) return true;
-        if (at == text && after && strchr(" :,", after)) return true;
-    }
-    return false;
-}
-
-/* Whether a message names the directory that a path is in. */
-static bool names_directory(const char *text, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    char quoted[PATH_MAX + 3];
-    if (!slash) return strstr(text, "the directory '.'") != NULL;
-    if (slash == path) return false;
-    snprintf(quoted, sizeof quoted, "'%.*s/'", (int)(slash - path), path);
-    return strstr(text, quoted) != NULL;
-}
-
-/* Whether a message names a document that an option gives. */
-static bool names_document(const cli *program, const char *text)
-{
-    if (strstr(text, ", in --")) return true;
-    for (const tsr_option *const *option = program->command->options; *option; option++) {
-        if ((*option)->type != TSR_OPTION_DOCUMENT) continue;
-        const char *given = *(const char *const *)((const char *)&program->options + (*option)->field);
-        if (given && names_path(text, given)) return true;
-    }
-    return false;
-}
-
-/* Whether a message about `path` already names what it is about, which may be the destination, standard output or a document. */
-static bool names_subject(const cli *program, const char *text, const char *path)
-{
-    const char *output = program->options.output;
-    if (!path || !*path || names_path(text, path)) return true;
-    if (names_path(text, OUTPUT) || names_path(text, STANDARD_OUTPUT)) return true;
-    if (output && (names_path(text, output) || names_directory(text, output))) return true;
-    if (names_document(program, text)) return true;
-    for (size_t i = 0; i < program->operands.count; i++) {
-        const char *operand = program->operands.items[i];
-        if (operand != path && (names_path(text, operand) || names_directory(text, operand))) return true;
-    }
-    return false;
-}
-
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
 {
     char place[48] = "", stated[48] = "";
@@ -257,7 +198,7 @@ int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
     snprintf(stated, sizeof stated, "at byte %" PRIu64 " ", err->byte_position);
     if (err->byte_position != TSR_NO_POSITION && !strstr(text, stated))
         snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
-    const bool named = names_subject(program, text, path);
+    const bool named = tsr_error_names(err, path);
     if (program->caller) {
         char whole[2048];
         snprintf(whole, sizeof whole, "%s%s%s", named ? "" : path, named ? "" : ": ", text);
@@ -300,8 +241,8 @@ tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err)
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)
 {
     if (fwrite(data, 1, size, ctx) == size) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write %s: %s", ctx == stdout ? "to " STANDARD_OUTPUT : OUTPUT,
-                     strerror(errno));
+    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot write %s: %s",
+                     ctx == stdout ? "to standard output" : "the output", strerror(errno));
 }
 
 /* ---- host ---- */

@@ -51,7 +51,7 @@ static tsr_status check_place(cli_writing *w, cli_config_copy *copy, tsr_error *
         copy->text = TSR_STR("");
         return TSR_OK;
     }
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
                      "--config: '%s' already exists and is not what would be written; remove it, or choose another "
                      "destination",
                      copy->path);

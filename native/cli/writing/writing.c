@@ -299,7 +299,7 @@ static tsr_status check_against(const cli_writing *w, tsr_error *err)
 {
     cli_contract against;
     tsr_status status = cli_contract_open(w->program, w->against, &against, err);
-    if (status != TSR_OK) tsr_error_context(err, "--against '%s'", w->against);
+    if (status != TSR_OK) cli_in_option(status, "against", w->against, err);
     else status = tsr_conversion_check(&w->job.conversion, &against.contract, cli_host(w->program), err);
     cli_contract_free(&against);
     return status;
@@ -338,7 +338,7 @@ static tsr_status infer(cli_writing *w, uint64_t max_shard_size, tsr_error *err)
     const bool is_model = max_shard_size || (w->options->config && ends_in_slash(w->destination));
     if (!cli_container_of_name(w->destination, &w->to) && !is_model)
         return tsr_raise(
-            err, TSR_E_USAGE, TSR_NO_POSITION,
+            tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
             w->destination);
     return TSR_OK;
@@ -360,7 +360,7 @@ tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
     if (w->to == TSR_TO_DEEPSPEED_UNIVERSAL && w->options->overwrite)
         return tsr_raise(
-            err, TSR_E_USAGE, TSR_NO_POSITION,
+            tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
             "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
             w->destination);
     w->max_shard_size = max_shard_size;
@@ -600,7 +600,7 @@ void cli_writing_close(cli_writing *w)
 
 static tsr_status refuse(const char *what, const char *path, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot %s '%s': %s", what, path, strerror(errno));
+    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot %s '%s': %s", what, path, strerror(errno));
 }
 
 /* Whether a file was written by `layout`, `manifest` or `get`, so that it is not part of a checkpoint. Its content decides,
@@ -625,7 +625,7 @@ static tsr_status refuse_source(const char *path, const cli_session *source, tsr
     tsr_status status = tsr_inputs_add(&inputs, source->store, NULL, err);
     const tsr_input *input = status == TSR_OK ? tsr_inputs_find(&inputs, AT_FDCWD, path) : NULL;
     if (input && !is_earlier_output(path))
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+        status = tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                            "the output '%s' is the file '%s' of the checkpoint that is being read; choose another name",
                            path, input->name);
     tsr_inputs_free(&inputs);

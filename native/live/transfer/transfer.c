@@ -733,7 +733,7 @@ static tsr_status run_phase(traffic *t, tsr_transfer_list transfers, const tsr_r
     if (status == TSR_OK && !done) status = run_rounds(t, rounds, &own, &own_error, err);
     if (status == TSR_OK) {
         status = tsr_comm_agree(comm, own, &own_error);
-        if (status != TSR_OK) tsr_raise(err, status, own_error.byte_position, "%s", own_error.message);
+        if (status != TSR_OK) tsr_raise_again(err, status, &own_error);
     }
     close_lane(&t->out, comm->size, t->host->allocator);
     close_lane(&t->in, comm->size, t->host->allocator);
