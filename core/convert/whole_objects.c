@@ -184,7 +184,7 @@ static tsr_status join_objects(tsr_dcp_rows *rows, tsr_error *err)
     return TSR_OK;
 }
 
-/* ---- rows ---- */
+/* ---- Megatron checkpoints ---- */
 
 /* What a Megatron checkpoint has in addition to a DCP: objects in shards, fragments, common.pt, metadata.json.
  *

@@ -483,5 +483,3 @@ tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     tsr_gather_close(gather);
     return status;
 }
-
-/* ---- fragments ---- */

@@ -413,10 +413,6 @@ static tsr_status torch_plan_write(tsr_torch_plan *plan, tsr_tree_file *file, ts
  * Computing the CRCs of the storages would require reading all of them, so every CRC is 0, as in files that torch.save
  * writes without CRCs. */
 
-/* ---- tree ---- */
-
-/* Writes value trees as torch.save files. */
-
 /* ---- replacing entries by a rank's DTensors ---- */
 
 typedef struct frame {

@@ -7,11 +7,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/read.h"
 
-/* ---- load check ---- */
-
-/* Checks the keys, shapes and forms of a state dict before any of it is written. */
-
-/* ---- keys ---- */
+/* ---- the keys, shapes and forms of a state dict, checked before any of it is written ---- */
 
 static tsr_status index_keys(tsr_fsdp_loading *l, tsr_map *map, tsr_error *err)
 {

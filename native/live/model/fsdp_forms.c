@@ -203,11 +203,7 @@ static tsr_status raw_named_load(const tsr_raw *raw, const tsr_value *state, con
     return status;
 }
 
-/* ---- optimizer raw ---- */
-
-/* An optimizer's own state dict and its keys. */
-
-/* ---- the optimizer and its parameters' names ---- */
+/* ---- an optimizer's own state dict and its keys ---- */
 
 /* The param groups that an optimizer made from `input` would have. */
 static tsr_status make_groups(tsr_raw *r, tsr_error *err)

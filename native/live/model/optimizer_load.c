@@ -134,11 +134,7 @@ static tsr_status optimizer_add(const tsr_optimizer_names *names, const tsr_mode
     return add(&a, *tree, given, NULL, tree, err);
 }
 
-/* ---- optimizer flat ---- */
-
-/* Flat state for live optimizers: what must be in it, and whether options that are tensors are equal. */
-
-/* ---- tensors as options ---- */
+/* ---- flat state: what must be in it, and whether options that are tensors are equal ---- */
 
 #define COMPARED_BYTES 4096u /* at a time */
 

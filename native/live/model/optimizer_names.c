@@ -290,11 +290,7 @@ tsr_status tsr_fsdp_optimizers_params(const tsr_fsdp_optimizers *fsdp, tsr_param
     return tsr_params_listed(params, count, fsdp->bound->host, out, err);
 }
 
-/* ---- optimizer names ---- */
-
-/* Names of a live optimizer's parameters, and its state dict by number. */
-
-/* ---- names ---- */
+/* ---- names of an optimizer's parameters, and its state dict by number ---- */
 
 static tsr_status first_names(tsr_optimizer_names *out, tsr_error *err)
 {
