@@ -105,6 +105,12 @@ uint32_t tessera_optimizer(uint32_t handle, const tessera_optim_options *options
     return 0;
 }
 
+/* Whether a map of shards was given and `source` has no ranks to join. */
+static bool ignores_shards(const tsr_open_options *chosen, const tsr_checkpoint *source)
+{
+    return chosen->shards && !tsr_checkpoint_joined_ranks(source);
+}
+
 static tsr_status write_warnings(void *ctx, tsr_json *json, tsr_error *err)
 {
     (void)err;
@@ -112,14 +118,9 @@ static tsr_status write_warnings(void *ctx, tsr_json *json, tsr_error *err)
     const made *m = item->made;
     tsr_json_array(json);
     for (size_t i = 0; m && i < m->warnings.count; i++) tsr_json_str(json, ((const tsr_str *)m->warnings.items)[i]);
-    if (item->checkpoint && tessera_ignores_shards(&item->chosen, item->checkpoint)) tsr_json_text(json, TSR_SHARDS_UNUSED);
+    if (item->checkpoint && ignores_shards(&item->chosen, item->checkpoint)) tsr_json_text(json, TSR_SHARDS_UNUSED);
     tsr_json_array_end(json);
     return json->status;
-}
-
-bool tessera_ignores_shards(const tsr_open_options *chosen, const tsr_checkpoint *source)
-{
-    return chosen->shards && !tsr_checkpoint_joined_ranks(source);
 }
 
 /* Returns the warnings that the command line prints when it writes this result, or opens this checkpoint, as a JSON array of
@@ -130,7 +131,8 @@ TSR_EXPORT(tessera_warnings) document *tessera_warnings(uint32_t handle, tsr_err
     return item ? tessera_make_document(write_warnings, item, err) : NULL;
 }
 
-tsr_status tessera_made_files(const made *m, tsr_arena *arena, tsr_conversion *out, tsr_error *err)
+/* Sets the names and sizes of the result's files, allocated in `arena`. */
+static tsr_status list_made(const made *m, tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
     const uint32_t count = tsr_optim_file_count(m->job);
     tsr_str *names = tsr_arena_array(arena, count, sizeof *names, err);
@@ -147,7 +149,8 @@ tsr_status tessera_made_files(const made *m, tsr_arena *arena, tsr_conversion *o
     return TSR_OK;
 }
 
-tsr_status tessera_made_write(made *m, uint32_t index, tsr_output *output, const tsr_progress *progress, tsr_error *err)
+/* Writes file `index` in the same way as `tessera optim`. */
+static tsr_status write_made(made *m, uint32_t index, tsr_output *output, const tsr_progress *progress, tsr_error *err)
 {
     tsr_tree_file file = {
         .output = output, .name = tsr_optim_file_name(m->job, index), .ring = m->ring, .progress = progress};
@@ -246,7 +249,7 @@ static tsr_status decide_made(conversion *c, tsr_error *err)
     tsr_work_free(work);
     c->result.marker = TSR_NO_FILE;
     c->steps = tsr_optim_file_count(c->made->job);
-    return tessera_made_files(c->made, c->call.arena, &c->result, err);
+    return list_made(c->made, c->call.arena, &c->result, err);
 }
 
 /* Reports options that select nothing, and warns of those that have no effect. */
@@ -334,7 +337,7 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
     const tsr_selection selection = {tsr_globs_select, &c->call.request.options.selection};
-    tsr_str *warning = tessera_ignores_shards(&c->call.chosen, c->call.source) && c->options.to != TSR_TO_RANKS
+    tsr_str *warning = ignores_shards(&c->call.chosen, c->call.source) && c->options.to != TSR_TO_RANKS
                            ? tsr_vec_push(&c->warnings, err)
                            : NULL;
     if (warning) *warning = TSR_STR(TSR_SHARDS_UNUSED);
@@ -360,7 +363,7 @@ static tsr_status finish(conversion *c, tsr_error *err)
 
 static tsr_status write_step(conversion *c, tsr_error *err)
 {
-    if (c->made) return tessera_made_write(c->made, (uint32_t)c->step, &c->sink.output, &c->progress, err);
+    if (c->made) return write_made(c->made, (uint32_t)c->step, &c->sink.output, &c->progress, err);
     return tsr_work_run(c->work, c->step, c->steps, NULL, err);
 }
 

@@ -19,11 +19,6 @@ struct made {
     bool is_complete;
 };
 
-/* Sets the names and sizes of the result's files, allocated in `arena`. */
-tsr_status tessera_made_files(const made *m, tsr_arena *arena, tsr_conversion *out, tsr_error *err);
-/* Writes file `index` in the same way as `tessera optim`. */
-tsr_status tessera_made_write(made *m, uint32_t index, tsr_output *output, const tsr_progress *progress, tsr_error *err);
-
 /* ---- An output whose files the host writes. ---- */
 
 typedef struct host_sink {

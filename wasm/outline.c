@@ -202,21 +202,39 @@ static void find_runs(outline *o, uint32_t parent)
         o->nodes[at].odd = !o->nodes[at].run && is_number(o->nodes[at].name);
 }
 
+/* Determines the visible nodes. O(visible). */
+static void show(outline *o)
+{
+    o->shown_count = 0;
+    for (uint32_t at = 1; at < o->count;) {
+        const node *n = &o->nodes[at];
+        if (!n->matches) {
+            at = n->end;
+        } else if (!o->filtered && n->run && n->run != at && !o->nodes[n->run].unfolded) {
+            at = n->run_end;
+        } else {
+            o->shown[o->shown_count++] = at;
+            at = (o->filtered ? n->open_filtered : n->open) ? at + 1 : n->end;
+        }
+    }
+}
+
 /* Opens as many complete levels as fit on a screen. */
 static void open_first_levels(outline *o)
 {
     enum { SCREEN = 40, DEEPEST = 12 };
     for (uint32_t depth = 0; depth < DEEPEST; depth++) {
         for (uint32_t i = 0; i < o->count; i++) o->nodes[i].open |= o->nodes[i].depth == depth;
-        tessera_outline_show(o);
+        show(o);
         if (o->shown_count <= SCREEN || depth == 0) continue;
         for (uint32_t i = 0; i < o->count; i++) o->nodes[i].open &= o->nodes[i].depth != depth;
         break;
     }
-    tessera_outline_show(o);
+    show(o);
 }
 
-tsr_status tessera_outline_build(outline *o, tsr_error *err)
+/* Builds an outline whose checkpoint, arena and `objects_only` are set. O(names). Errors: TSR_E_NOMEM. */
+static tsr_status build(outline *o, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(o->checkpoint);
     builder b = {o, tsr_vec_of(&tsr_allocator_libc, sizeof(draft)), NULL, 0, err};
@@ -244,22 +262,6 @@ tsr_status tessera_outline_build(outline *o, tsr_error *err)
     tsr_vec_free(&b.drafts);
     free(b.table);
     return status;
-}
-
-void tessera_outline_show(outline *o)
-{
-    o->shown_count = 0;
-    for (uint32_t at = 1; at < o->count;) {
-        const node *n = &o->nodes[at];
-        if (!n->matches) {
-            at = n->end;
-        } else if (!o->filtered && n->run && n->run != at && !o->nodes[n->run].unfolded) {
-            at = n->run_end;
-        } else {
-            o->shown[o->shown_count++] = at;
-            at = (o->filtered ? n->open_filtered : n->open) ? at + 1 : n->end;
-        }
-    }
 }
 
 static uint8_t lower(uint8_t c)
@@ -328,7 +330,8 @@ static tsr_status parse_term(tsr_str text, size_t at, filter_term *term, tsr_err
     return TSR_OK;
 }
 
-tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err)
+/* Borrows `text`. Errors: TSR_E_USAGE with the byte position. */
+static tsr_status parse_filter(tsr_str text, filter *out, tsr_error *err)
 {
     *out = (filter){0};
     for (size_t at = 0; at < text.size;) {
@@ -427,7 +430,7 @@ static bool holds(const filter_term *term, const tsr_catalog *catalog, const tsr
     }
 }
 
-bool tessera_filter_keeps(const filter *f, const tsr_catalog *catalog, const tsr_entry *entry)
+static bool keeps_entry(const filter *f, const tsr_catalog *catalog, const tsr_entry *entry)
 {
     for (uint32_t i = 0; i < f->count; i++) {
         if (holds(&f->terms[i], catalog, entry) == f->terms[i].negated) return false;
@@ -457,7 +460,7 @@ TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t o
     o->checkpoint = item->checkpoint;
     o->objects_only = objects_only != 0;
     o->arena = tsr_arena_new(item->host.allocator, 0, err);
-    if (!o->arena || tessera_outline_build(o, err) != TSR_OK) {
+    if (!o->arena || build(o, err) != TSR_OK) {
         free_outline(o);
         return 0;
     }
@@ -568,7 +571,7 @@ TSR_EXPORT(tessera_outline_act) uint32_t tessera_outline_act(uint32_t handle, ui
     } else {
         for (uint32_t i = at; i < o->nodes[at].end; i++) set_open(o, i, act == ACT_OPEN_ALL);
     }
-    tessera_outline_show(o);
+    show(o);
     return o->shown_count;
 }
 
@@ -579,20 +582,20 @@ uint32_t tessera_outline_filter(uint32_t handle, const char *text, uint32_t size
 {
     outline *o = tessera_item_of(handle, HANDLE_OUTLINE, err);
     filter f;
-    if (!o || tessera_filter_parse((tsr_str){text, size}, &f, err) != TSR_OK) return 0;
+    if (!o || parse_filter((tsr_str){text, size}, &f, err) != TSR_OK) return 0;
     const tsr_catalog *catalog = tsr_checkpoint_catalog(o->checkpoint);
     uint32_t kept = 0;
     o->filtered = f.count > 0;
     for (uint32_t i = o->count; i-- > 0;) {
         node *n = &o->nodes[i];
-        const bool keeps = n->entry != NO_ENTRY && tessera_filter_keeps(&f, catalog, &catalog->entries[n->entry]);
+        const bool keeps = n->entry != NO_ENTRY && keeps_entry(&f, catalog, &catalog->entries[n->entry]);
         bool below = false; /* children have higher numbers, so they were visited before */
         kept += keeps;
         n->open_filtered = 1;
         for (uint32_t c = i + 1; c < n->end && !below; c = o->nodes[c].end) below = o->nodes[c].matches;
         n->matches = keeps || below;
     }
-    tessera_outline_show(o);
+    show(o);
     return kept + 1;
 }
 
@@ -607,7 +610,7 @@ TSR_EXPORT(tessera_outline_reveal) uint32_t tessera_outline_reveal(uint32_t hand
         at = o->nodes[at].parent;
         set_open(o, at, 1);
     }
-    tessera_outline_show(o);
+    show(o);
     uint32_t low = 0, high = o->shown_count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;

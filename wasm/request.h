@@ -98,9 +98,6 @@ typedef struct filter {
     uint32_t count;
 } filter;
 
-/* Borrows `text`. Errors: TSR_E_USAGE with the byte position. */
-tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err);
-bool tessera_filter_keeps(const filter *f, const tsr_catalog *catalog, const tsr_entry *entry);
 /* Whether inspect lists the entry as a tensor: it is one, or at least one rank has a tensor with this name. */
 bool tessera_is_tensor(const tsr_entry *entry);
 
@@ -129,10 +126,5 @@ typedef struct outline {
     bool filtered;
     bool objects_only; /* tensors are left out */
 } outline;
-
-/* Builds an outline whose checkpoint, arena and `objects_only` are set. O(names). Errors: TSR_E_NOMEM. */
-tsr_status tessera_outline_build(outline *o, tsr_error *err);
-/* Determines the visible nodes. O(visible). */
-void tessera_outline_show(outline *o);
 
 #endif

@@ -149,8 +149,6 @@ opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err);
 /* Opens what was made from the checkpoint `source`; it is closed together with it. Returns a handle that owns `result`. On
  * failure returns 0, and the caller still owns `result`. */
 uint32_t tessera_open_made(made *result, tsr_store *store, void (*release)(made *result), uint32_t source, tsr_error *err);
-/* Whether `shards` was given and `source` has no ranks to join. */
-bool tessera_ignores_shards(const tsr_open_options *chosen, const tsr_checkpoint *source);
 /* Opens a checkpoint over another one. Takes ownership of `checkpoint` and `below`, even on failure, when it returns 0. */
 typedef struct tessera_view {
     tsr_checkpoint *checkpoint;

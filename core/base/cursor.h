@@ -40,10 +40,6 @@ TSR_INLINE uint64_t tsr_cursor_le(tsr_cursor *cursor, unsigned count)
     return p ? tsr_load_le(p, count) : 0;
 }
 
-static inline uint8_t tsr_cursor_u8(tsr_cursor *cursor)
-{
-    return (uint8_t)tsr_cursor_le(cursor, 1);
-}
 static inline uint16_t tsr_cursor_u16(tsr_cursor *cursor)
 {
     return (uint16_t)tsr_cursor_le(cursor, 2);

@@ -119,10 +119,6 @@ void tsr_output_discard(directory_output *output);
 #define TSR_PRIVATE_FILE      0600u
 #define TSR_PRIVATE_DIRECTORY 0700u
 
-/* Gives the new file or directory the permissions of `name` in `directory`, following links. Does nothing if that does not
- * exist. */
-void tsr_keep_permissions_of(int directory, const char *name, int new_file);
-
 /* ---- subdirectories ---- */
 
 /* Subdirectories of an output, for files named "a/b/c.pt". Only a new directory can have them, because it appears as a

@@ -161,7 +161,8 @@ static void keep_owner(const struct stat *info, int new_file)
     if (fchmod(new_file, now.st_mode & 0777 & ~(mode_t)S_IRWXG) != 0) errno = 0;
 }
 
-void tsr_keep_permissions_of(int directory, const char *name, int new_file)
+/* Gives the new file or directory the permissions of `name` in `directory`, following links. Does nothing if that does not exist. */
+static void keep_permissions_of(int directory, const char *name, int new_file)
 {
     struct stat info;
     if (fstatat(directory, name, &info, 0) != 0) return;
@@ -407,7 +408,7 @@ static tsr_status output_swap(directory_output *output, tsr_error *err)
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = output_each_in(output, output->name, keep_file, err);
-    if (status == TSR_OK) tsr_keep_permissions_of(output->parent, output->name, output->work);
+    if (status == TSR_OK) keep_permissions_of(output->parent, output->name, output->work);
     if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->exchange(sys, output->parent, output->temporary, output->name);
@@ -669,12 +670,12 @@ static void publish_keep_permissions(const directory_output *output, const outpu
     if (!file->replaces && output->model) keep_owner(output->model, fd);
     if (!file->replaces) return;
     if (output->mode == OUTPUT_FILE) {
-        tsr_keep_permissions_of(output->parent, file->name, fd);
+        keep_permissions_of(output->parent, file->name, fd);
         return;
     }
     const int old = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (old < 0) return;
-    tsr_keep_permissions_of(old, file->name, fd);
+    keep_permissions_of(old, file->name, fd);
     output->sys->close(output->sys, old);
 }
 

@@ -219,11 +219,28 @@ static tsr_status refuse_below(const recognizer *r, const tsr_below *list)
                           "use --step, or name its path");
 }
 
+/* Adds "path (format)" to the list, or only counts it if the list is full. */
+static void add_below(tsr_below *below, tsr_str path, const char *form)
+{
+    const size_t form_size = strcspn(form, ","), needed = path.size + form_size + 5;
+    const bool full = below->shown < below->count || below->used + needed + 1 > sizeof below->text;
+    if (below->count++ == 0) below->first = path;
+    if (below->paths && tsr_vec_append(below->paths, &path, 1, NULL) != TSR_OK) below->cut = true;
+    if (full) return;
+    tsr_str parts[] = {tsr_str_from(below->used ? ", " : ""), path, TSR_STR(" ("), {form, form_size}, TSR_STR(")")};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        if (parts[i].size) memcpy(below->text + below->used, parts[i].data, parts[i].size);
+        below->used += parts[i].size;
+    }
+    below->text[below->used] = '\0';
+    below->shown++;
+}
+
 static void list_files(const recognizer *r, tsr_below *list, const tsr_vec *files)
 {
     const tsr_numbered_file *items = files->items;
     for (size_t i = 0; i < files->count; i++)
-        tsr_below_add(list, name_at(r, items[i].file), items[i].reader ? tsr_format_name(items[i].reader->format) : "index");
+        add_below(list, name_at(r, items[i].file), items[i].reader ? tsr_format_name(items[i].reader->format) : "index");
 }
 
 static tsr_status refuse_directory(recognizer *r)
@@ -509,22 +526,6 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
 
 enum { MOST_PROBED = 256 };
 
-void tsr_below_add(tsr_below *below, tsr_str path, const char *form)
-{
-    const size_t form_size = strcspn(form, ","), needed = path.size + form_size + 5;
-    const bool full = below->shown < below->count || below->used + needed + 1 > sizeof below->text;
-    if (below->count++ == 0) below->first = path;
-    if (below->paths && tsr_vec_append(below->paths, &path, 1, NULL) != TSR_OK) below->cut = true;
-    if (full) return;
-    tsr_str parts[] = {tsr_str_from(below->used ? ", " : ""), path, TSR_STR(" ("), {form, form_size}, TSR_STR(")")};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        if (parts[i].size) memcpy(below->text + below->used, parts[i].data, parts[i].size);
-        below->used += parts[i].size;
-    }
-    below->text[below->used] = '\0';
-    below->shown++;
-}
-
 const char *tsr_below_rest(const tsr_below *below)
 {
     return below->shown < below->count ? ", …" : "";
@@ -665,7 +666,7 @@ tsr_status tsr_look_below(search *s, uint32_t from, uint32_t to, size_t prefix, 
             part.worth && (!s->below->wanted || s->below->wanted(s->below->wanted_ctx, (tsr_str){name.data, size - 1}));
         if (worth && ++s->probed > MOST_PROBED) s->below->cut = true;
         else if (worth) TSR_TRY(probe(s, &part, &form, &whole));
-        if (form) tsr_below_add(s->below, (tsr_str){name.data, size - 1}, form);
+        if (form) add_below(s->below, (tsr_str){name.data, size - 1}, form);
         if (!whole && level == TSR_BELOW_LEVELS) s->below->deeper |= part.deeper;
         if (!whole && level < TSR_BELOW_LEVELS) TSR_TRY(tsr_look_below(s, f, end, size, level + 1));
     }

@@ -93,8 +93,6 @@ typedef struct tsr_below {
 
 /* Whether the name of a file is typical of checkpoints. Directories without such a file are not examined. */
 bool tsr_is_checkpoint_name(tsr_str path);
-/* Adds "path (format)" to the list, or only counts it if the list is full. */
-void tsr_below_add(tsr_below *below, tsr_str path, const char *form);
 /* Adds every directory below the root that is recognized as a checkpoint, or that contains files which are one, with its format.
  * Directories inside a checkpoint are not added. May make the store list deeper levels. Fails if reading fails, or with
  * TSR_E_NOMEM. */

@@ -155,8 +155,6 @@ tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const t
 
 typedef struct tsr_tally tsr_tally;
 
-#define TSR_TALLY_BINS_MOST 256u
-
 /* Borrows the checkpoint. Errors: TSR_E_UNSUPPORTED where values are not numbers, and those of tsr_read_box. */
 tsr_status tsr_tally_new(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_tally **out, tsr_error *err);
 void tsr_tally_free(tsr_tally *tally); /* accepts NULL */
@@ -168,7 +166,7 @@ void tsr_tally_progress(const tsr_tally *tally, uint64_t *byte_done, uint64_t *b
 
 /* Of what was read so far; as tsr_tensor_stats has them. */
 void tsr_tally_stats(const tsr_tally *tally, tsr_stats *out);
-/* How many finite values are in each of `count` (1 to TSR_TALLY_BINS_MOST) equal parts of [min, max]; a value may be
+/* How many finite values are in each of `count` (at least 1) equal parts of [min, max]; a value may be
  * counted in the neighboring part when it is within 1/1000 of the range from the border. */
 void tsr_tally_histogram(const tsr_tally *tally, uint64_t *counts, size_t count);
 
