@@ -313,7 +313,7 @@ class Megatron:
         numpy.product = numpy.prod  # Megatron-Core 0.14 was written for an older numpy
         torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_: None
         torch.cuda.current_device = lambda *_: "cpu"
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
         from megatron.core import dist_checkpointing
         self.core, self.directory, self.path = dist_checkpointing, directory, os.path.join(directory, "iter_0000002")
         self.train(3)
@@ -351,6 +351,29 @@ class Megatron:
         self.kept, model = None, network()
         scramble(model)
         self.kept = self.core.load(self.sharded(model, -3), path)
+
+
+class MegatronAsync(Megatron):
+    """As Megatron-LM trains with --async-save: a forked process of each rank writes, while training goes on. When all of them are done,
+    rank 0 writes metadata.json, and last the file that names the newest iteration."""
+
+    def save(self, step):
+        from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+        path, calls = os.path.join(self.directory, self.name.format(step)), AsyncCallsQueue()
+        if RANK == 0:
+            os.makedirs(path)
+        torch.distributed.barrier()
+        request = self.core.save(self.made, path, ("torch_dist", 1), async_sharded_save=True)
+        request.add_finalize_fn(lambda: self.track(step))
+        calls.schedule_async_request(request)
+        while calls.get_num_unfinalized_calls():
+            calls.maybe_finalize_async_calls(blocking=False)
+        calls.close()
+
+    def track(self, step):
+        if RANK == 0:
+            with open(os.path.join(self.directory, "latest_checkpointed_iteration.txt"), "w") as f:
+                f.write(str(step))
 
 
 class Dcp:
@@ -435,7 +458,7 @@ class TorchFile(HuggingFace):
         self.kept = torch.load(path)
 
 
-FRAMEWORKS = {"dcp": Dcp, "dcp-process": DcpProcess, "huggingface": HuggingFace, "torch-file": TorchFile, "accelerate": Accelerate, "accelerate-fsdp": AccelerateFsdp, "megatron": Megatron, "trainer": Trainer, "lightning": Lightning, "deepspeed": DeepSpeed, "deepspeed-3": DeepSpeed3,
+FRAMEWORKS = {"dcp": Dcp, "dcp-process": DcpProcess, "huggingface": HuggingFace, "torch-file": TorchFile, "accelerate": Accelerate, "accelerate-fsdp": AccelerateFsdp, "megatron": Megatron, "megatron-async": MegatronAsync, "trainer": Trainer, "lightning": Lightning, "deepspeed": DeepSpeed, "deepspeed-3": DeepSpeed3,
               "deepspeed-pipeline": DeepSpeedPipeline}
 
 

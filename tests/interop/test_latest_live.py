@@ -1,5 +1,6 @@
 """`tessera latest` next to a job that saves one step after another: by PyTorch's async_save in a thread and in a process, its writer of
-safetensors and torch.save, and, with the Python that TESSERA_FRAMEWORKS names, by accelerate, the Trainer, Lightning and DeepSpeed.
+safetensors and torch.save, and, with the Python that TESSERA_FRAMEWORKS names, by accelerate, the Trainer, Lightning, DeepSpeed and
+Megatron-Core's asynchronous torch_dist. What latest_checkpointed_iteration.txt names is never newer than the answer.
 All ranks are stopped at random moments (SIGSTOP), which leaves their files as a kill would, and killed at the end. Each time the
 answer must be a step that the framework itself loads with the values of that step, and it must refuse each newer one. Answers while the ranks go
 on must be between those before and after them. With TSR_TEST_FULL there are 150 moments for each, otherwise 8."""
@@ -23,7 +24,7 @@ FIRST = 2  # the step that each saves before the others
 LIMIT = 600  # seconds for a start, for a load, and for a step
 # Files without which the framework loads the rest and says nothing: it is right to wait for them.
 OPTIONAL = {"accelerate": ("random_states_*",), "huggingface": ("model.safetensors.index.json",)}
-WORLD = {"dcp": 2, "dcp-process": 2, "deepspeed": 2, "deepspeed-3": 2}
+WORLD = {"dcp": 2, "dcp-process": 2, "deepspeed": 2, "deepspeed-3": 2, "megatron-async": 2}
 
 
 def free_port():
@@ -116,6 +117,15 @@ def answer(t, run):
     return step_of(p.stdout.rstrip("\n")) if p.stdout else 0
 
 
+def tracked(run):
+    """The step that Megatron's tracker file names; 0 if there is none, or if it is just being written."""
+    try:
+        with open(os.path.join(run, "latest_checkpointed_iteration.txt")) as f:
+            return int(f.read() or 0)
+    except FileNotFoundError:
+        return 0
+
+
 def steps_in(run, name):
     """{step: path} of what is named like a step."""
     return {step_of(one): os.path.join(run, one) for one in os.listdir(run) if name.fullmatch(one)}
@@ -140,6 +150,7 @@ def watch(t, writer, run):
         is_last = moment >= MOMENTS - 1 and (len(set(answers)) > 2 or time.monotonic() > until + LIMIT)
         writer.kill() if is_last else writer.stop()
         answers.append(answer(t, run))
+        assert tracked(run) <= answers[-1], f"Megatron would load step {tracked(run)}, and the answer is {answers[-1]}"
         frame = t.at(f"frame{moment}")
         os.makedirs(frame)
         for step, path in steps_in(run, writer.name).items():
@@ -199,7 +210,7 @@ def check(t, framework, python):
 def with_frameworks(t, framework):
     python = os.environ.get("TESSERA_FRAMEWORKS")
     if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning and deepspeed")
+        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning, deepspeed and megatron-core")
     check(t, framework, python)
 
 
@@ -237,3 +248,7 @@ def test_next_to_deepspeed(t):
 
 def test_next_to_deepspeed_3(t):
     with_frameworks(t, "deepspeed-3")
+
+
+def test_next_to_megatron(t):
+    with_frameworks(t, "megatron-async")
