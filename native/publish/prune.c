@@ -62,7 +62,8 @@ typedef struct pruning {
     tsr_run_checkpoints checkpoints;
     candidate *candidates; /* of the checkpoints that are not below symbolic links, the newest first */
     size_t count;
-    tsr_vec records; /* of record */
+    const candidate **holders; /* of each file the candidate that it is in, or NULL */
+    tsr_vec records;           /* of record */
     tsr_prune_result *out;
     tsr_error *err;
 } pruning;
@@ -582,16 +583,6 @@ static bool is_tracker(const tsr_run_file *file)
     return is && file->kind == TSR_RUN_FILE && file->size && file->size <= MOST_TRACKER;
 }
 
-/* The candidate that a file is in, or NULL. */
-static const candidate *holder_of(const pruning *p, tsr_str name)
-{
-    for (size_t i = 0; i < p->count; i++) {
-        const tsr_str path = p->candidates[i].checkpoint->path;
-        if (path.size && (tsr_str_equal(name, path) || is_below(name, path))) return &p->candidates[i];
-    }
-    return NULL;
-}
-
 /* The value of "best_model_checkpoint" in a Trainer's state that is not in a step. */
 static tsr_str best_in(tsr_str text)
 {
@@ -622,7 +613,7 @@ static tsr_status keep_referenced(pruning *p, bool *changed)
         const bool is_link = file->kind == TSR_RUN_LINK && file->target.size;
         const bool is_index = may_be_index(file);
         if (!is_link && !is_index && !is_tracker(file) && !is_state) continue;
-        const candidate *holder = holder_of(p, file->name);
+        const candidate *holder = p->holders[i];
         tsr_str text;
         if ((holder && (holder->is_removed || is_state)) || is_in_unfinished(p, file->name)) continue;
         if (is_link) {
@@ -667,7 +658,8 @@ static tsr_status choose(pruning *p)
     uint64_t kept = 0;
     bool changed;
     p->candidates = tsr_arena_array(p->arena, p->checkpoints.count + 1, sizeof *p->candidates, p->err);
-    if (!p->candidates) return TSR_E_NOMEM;
+    p->holders = tsr_arena_array(p->arena, p->files.count + 1, sizeof *p->holders, p->err);
+    if (!p->candidates || !p->holders) return TSR_E_NOMEM;
     for (size_t i = 0; i < p->checkpoints.count; i++) {
         const tsr_run_checkpoint *own = &p->checkpoints.items[i];
         if (is_through_link(p, own->path) || find_unfinished(p, own->path)) continue;
@@ -675,6 +667,8 @@ static tsr_status choose(pruning *p)
         c->checkpoint = own;
         if (own->path.size) find_range(p, own->path, &c->from, &c->to);
         if (own->path.size && c->from == c->to) continue; /* it appeared after the files were listed */
+        for (size_t f = c->from; f < c->to; f++)
+            if (!p->holders[f]) p->holders[f] = c;
         p->count++;
         if (!newest && !own->error.size) newest = own;
     }

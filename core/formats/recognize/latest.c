@@ -326,7 +326,7 @@ static tsr_status is_lost(const finder *f, tsr_str step, tsr_str earlier, tsr_st
     return TSR_OK;
 }
 
-/* The next step in the list that is earlier in the same run, and has a checkpoint in a directory; NULL at the end. */
+/* The next step in the list, which is sorted, that is earlier in the same run, and has a checkpoint in a directory; NULL at the end. */
 static const tsr_run_step *next_earlier(const finder *f, const tsr_run_step *step, const tsr_run_step *from)
 {
     const tsr_run_step *end = (const tsr_run_step *)f->steps->items + f->steps->count;
@@ -340,7 +340,7 @@ static const tsr_run_step *next_earlier(const finder *f, const tsr_run_step *ste
 /* Sets *why if a step lacks what all earlier steps of the run have, because it has not been written yet, or was lost. */
 static tsr_status check_earlier(const finder *f, const tsr_run_step *step, tsr_str *why)
 {
-    const tsr_run_step *earlier = next_earlier(f, step, f->steps->items), *other;
+    const tsr_run_step *earlier = f->steps->count ? next_earlier(f, step, step + 1) : NULL, *other;
     if (!earlier) return TSR_OK;
     uint32_t at = tsr_store_find_from(f->store, earlier->path);
     for (tsr_str name; (name = next_name(f, earlier->path, &at)).size; at++) {

@@ -13,8 +13,8 @@ typedef struct listing {
     const void *ctx;
     tsr_arena *arena;
     tsr_vec *steps;
-    tsr_vec numbers; /* of tsr_run_step: names with a number that may count something else */
-    tsr_map *paths;  /* of both, if there are links; otherwise NULL */
+    tsr_vec numbers;                    /* of tsr_run_step: names with a number that may count something else */
+    tsr_map *step_paths, *number_paths; /* path → index in these, if there are links or gaps; otherwise NULL */
     tsr_error *err;
 } listing;
 
@@ -146,20 +146,30 @@ static tsr_str step_in(tsr_str path, uint64_t *number)
     return (tsr_str){NULL, 0};
 }
 
-static tsr_run_step *step_around(const tsr_vec *steps, tsr_str path)
+/* The step that a path is, or is below; NULL if there is none. */
+static tsr_run_step *step_around(const tsr_vec *steps, const tsr_map *paths, tsr_str path)
 {
-    tsr_run_step *items = steps->items;
-    for (size_t i = 0; i < steps->count; i++)
-        if (items[i].file == TSR_NO_FILE && (tsr_str_equal(items[i].path, path) || is_in(path, items[i].path)))
-            return &items[i];
+    for (tsr_str part = path; part.size; part = tsr_run_of(part)) {
+        const uint32_t i = tsr_map_get(paths, part, UINT32_MAX);
+        if (i != UINT32_MAX) return (tsr_run_step *)steps->items + i;
+    }
     return NULL;
 }
 
-static tsr_status note_paths(const listing *l, const tsr_vec *steps)
+static tsr_status note_paths(const listing *l, const tsr_vec *steps, tsr_map **paths)
 {
     const tsr_run_step *items = steps->items;
-    for (size_t i = 0; i < steps->count; i++) TSR_TRY(tsr_map_put(l->paths, items[i].path, 1, NULL, NULL, l->err));
+    tsr_map_free(*paths);
+    *paths = tsr_map_new(l->steps->allocator, steps->count, l->err);
+    if (!*paths) return TSR_E_NOMEM;
+    for (size_t i = 0; i < steps->count; i++) TSR_TRY(tsr_map_put(*paths, items[i].path, (uint32_t)i, NULL, NULL, l->err));
     return TSR_OK;
+}
+
+static tsr_status note_all_paths(listing *l)
+{
+    TSR_TRY(note_paths(l, l->steps, &l->step_paths));
+    return note_paths(l, &l->numbers, &l->number_paths);
 }
 
 /* Whether a path leads to one of the steps through a symbolic link. */
@@ -167,7 +177,8 @@ static tsr_status is_other_name(const listing *l, tsr_str path, bool *is)
 {
     tsr_str other;
     TSR_TRY(tsr_store_follow(l->store, path, l->arena, &other, l->err));
-    *is = other.size && tsr_map_get(l->paths, other, 0);
+    *is = other.size && (tsr_map_get(l->step_paths, other, UINT32_MAX) != UINT32_MAX ||
+                         tsr_map_get(l->number_paths, other, UINT32_MAX) != UINT32_MAX);
     return TSR_OK;
 }
 
@@ -187,23 +198,21 @@ static tsr_status drop_links_of(const listing *l, tsr_vec *steps)
 /* Leaves out links to steps that are listed by their own names. */
 static tsr_status drop_links(listing *l)
 {
-    l->paths = tsr_map_new(l->steps->allocator, l->steps->count + l->numbers.count, l->err);
-    if (!l->paths) return TSR_E_NOMEM;
-    TSR_TRY(note_paths(l, l->steps));
-    TSR_TRY(note_paths(l, &l->numbers));
+    TSR_TRY(note_all_paths(l));
     TSR_TRY(drop_links_of(l, l->steps));
     return drop_links_of(l, &l->numbers);
 }
 
-static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
+static tsr_status list_gaps(listing *l, const tsr_store_gap **unlisted)
 {
+    if (l->store->gap_count) TSR_TRY(note_all_paths(l));
     for (uint32_t g = 0; g < l->store->gap_count; g++) {
         const tsr_store_gap *gap = &l->store->gaps[g];
         const bool is_unreadable = gap->why && !gap->is_link;
-        tsr_run_step *around = step_around(l->steps, gap->name);
+        tsr_run_step *around = step_around(l->steps, l->step_paths, gap->name);
         uint64_t number;
         if (tsr_is_hidden(gap->name)) continue;
-        if (!around && !l->steps->count) around = step_around(&l->numbers, gap->name);
+        if (!around && !l->steps->count) around = step_around(&l->numbers, l->number_paths, gap->name);
         if (around && is_unreadable) around->unreadable = gap;
         if (around) continue;
         const tsr_str step = step_in(gap->name, &number);
@@ -212,10 +221,12 @@ static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
         bool is;
         TSR_TRY(is_other_name(l, step, &is));
         if (is) continue;
+        const size_t count = l->steps->count;
         TSR_TRY(add(
             l, l->steps,
             (tsr_run_step){
                 .path = step, .step = number, .file = TSR_NO_FILE, .empty = gap, .unreadable = is_unreadable ? gap : NULL}));
+        if (l->steps->count > count) TSR_TRY(tsr_map_put(l->step_paths, step, (uint32_t)count, NULL, NULL, l->err));
     }
     return TSR_OK;
 }
@@ -223,26 +234,29 @@ static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
 /* ---- the list ---- */
 
 /* Leaves out directories without checkpoints that are not next to steps with checkpoints, such as logs per step. */
-static void keep_likely(tsr_vec *steps)
+static tsr_status keep_likely(tsr_vec *steps, tsr_error *err)
 {
     tsr_run_step *items = steps->items;
     size_t kept = 0, held = 0;
     for (size_t i = 0; i < steps->count; i++) held += items[i].holds_checkpoint;
-    if (!held) return;
+    if (!held) return TSR_OK;
+    tsr_map *runs = tsr_map_new(steps->allocator, 0, err); /* that hold checkpoints */
+    if (!runs) return TSR_E_NOMEM;
+    tsr_status status = TSR_OK;
     /* Those with checkpoints first, so that they are found where those without are judged. */
     for (size_t i = 0, first = 0; i < steps->count; i++) {
         if (!items[i].holds_checkpoint) continue;
         const tsr_run_step step = items[i];
         items[i] = items[first];
         items[first++] = step;
+        if (status == TSR_OK) status = tsr_map_put(runs, tsr_run_of(step.path), 1, NULL, NULL, err);
     }
-    for (size_t i = 0; i < steps->count; i++) {
-        bool is_likely = items[i].holds_checkpoint || items[i].unreadable;
-        for (size_t s = 0; s < held && !is_likely; s++)
-            is_likely = tsr_str_equal(tsr_run_of(items[s].path), tsr_run_of(items[i].path));
-        if (is_likely) items[kept++] = items[i];
-    }
+    for (size_t i = 0; i < steps->count && status == TSR_OK; i++)
+        if (items[i].holds_checkpoint || items[i].unreadable || tsr_map_get(runs, tsr_run_of(items[i].path), 0))
+            items[kept++] = items[i];
     steps->count = kept;
+    tsr_map_free(runs);
+    return status;
 }
 
 static int newest_first(const void *left, const void *right)
@@ -269,9 +283,9 @@ tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned,
     if (status == TSR_OK) status = list_gaps(&l, unlisted);
     if (status == TSR_OK && !steps->count) status = tsr_vec_append(steps, l.numbers.items, l.numbers.count, err);
     tsr_vec_free(&l.numbers);
-    tsr_map_free(l.paths);
-    if (status != TSR_OK) return status;
-    keep_likely(steps);
-    if (steps->count) qsort(steps->items, steps->count, sizeof(tsr_run_step), newest_first);
-    return TSR_OK;
+    tsr_map_free(l.step_paths);
+    tsr_map_free(l.number_paths);
+    if (status == TSR_OK) status = keep_likely(steps, err);
+    if (status == TSR_OK && steps->count) qsort(steps->items, steps->count, sizeof(tsr_run_step), newest_first);
+    return status;
 }
