@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import warnings
 
 from harness import ROOT, Skip, need, sample, test
 from test_directories import golden
@@ -285,6 +286,48 @@ def test_latest_orders_steps_by_value_and_takes_numbers_that_are_large(t):
     for n in (2**64 - 1, 2**53 + 1, 2**53):
         os.remove(t.at("run", f"step-{n}", ".metadata"))
     latest(t, "step-10", [f"step-{n}" for n in (2**64 - 1, 2**53 + 1, 2**53)])
+
+
+def saved_by_torch(path, state):
+    try:
+        import torch.distributed.checkpoint as dcp
+    except ImportError as e:
+        raise Skip("PyTorch is not installed") from e
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, overwrite=True), no_dist=True)
+
+
+@test
+def test_latest_passes_over_the_metadata_of_an_earlier_save(t):
+    """A save into a directory with a checkpoint replaces .metadata last. Killed before that, PyTorch refuses what it left. Where every tensor
+    has its old shape, no byte of a file says to which save it belongs."""
+    saved_by_torch(t.at("run", "step-10"), {"w": torch_full(1000, 1)})
+    for name, tensors in (("longer", {"w": 1000, "z": 90}), ("larger", {"w": 3000, "z": 50}), ("other", {"w": 1000, "z": 50, "zz": 9})):
+        step = t.at("run", "step-20")
+        saved_by_torch(step, {"w": torch_full(1000, 1), "z": torch_full(50, 1)})
+        latest(t, "step-20")
+        shutil.copy(os.path.join(step, ".metadata"), t.at("metadata"))
+        saved_by_torch(step, {key: torch_full(n, 2) for key, n in tensors.items()})
+        latest(t, "step-20")
+        shutil.copy(t.at("metadata"), os.path.join(step, ".metadata"))
+        import torch.distributed.checkpoint as dcp
+        refused, state = False, {"w": torch_full(1000, 0), "z": torch_full(50, 0)}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                dcp.load(state, checkpoint_id=step, no_dist=True)
+        except BaseException:
+            refused = True
+        doc = latest(t, *(("step-10", ["step-20"]) if refused else ("step-20",)))
+        need(refused == (name != "other"), f"{name}: PyTorch {'refuses' if refused else 'loads'} it")
+        need(not refused or "may be left from an earlier save" in doc["passed_over"][0]["reason"], doc)
+        shutil.rmtree(step)
+
+
+def torch_full(count, value):
+    import torch
+    return torch.full((count,), float(value))
 
 
 @test
