@@ -492,7 +492,7 @@ static tsr_status decide(pruning *p, candidate *c, const tsr_run_checkpoint *new
     const bool is_valid = !own->error.size;
     keep(c, TSR_STR(""));
     if (!own->has_step) {
-        keep(c, TSR_STR("it has no step"));
+        keep(c, TSR_STR("it has no step below 2^64"));
     } else if (is_valid && (*kept < options->keep || !is_older(own, *last))) {
         *kept += 1;
         *last = own;

@@ -288,6 +288,26 @@ def test_latest_orders_steps_by_value_and_takes_numbers_that_are_large(t):
     latest(t, "step-10", [f"step-{n}" for n in (2**64 - 1, 2**53 + 1, 2**53)])
 
 
+@test
+def test_latest_orders_steps_that_do_not_fit_into_64_bits(t):
+    """As numbers: a date with microseconds is one. Documents state no step for them, and prune leaves them."""
+    source, dates = sample("dcp_small")[0], ("20261130103000123456", "20261129103000123456", f"0{2**64}")
+    run = copies(t, source, "step-10", f"step-{2**64 - 1}", *(f"step-{n}" for n in dates))
+    doc = latest(t, f"step-{dates[0]}")
+    need("step" not in doc, doc)
+    for n in (1, 2, 3):
+        os.remove(t.at("run", f"step-{dates[n - 1]}", ".metadata"))
+        doc = latest(t, f"step-{dates[n]}" if n < 3 else f"step-{2**64 - 1}", [f"step-{one}" for one in dates[:n]])
+        need(doc.get("step") == (2**64 - 1 if n == 3 else None) and not any("step" in one for one in doc["passed_over"]), doc)
+    shutil.rmtree(run)
+    copies(t, os.path.join(golden("trainer")[0], "optimizer.pt"), "epoch=0-step=10.ckpt", f"epoch=0-step={2**64}.ckpt", f"model_step_{2**65}.pt")
+    latest(t, f"model_step_{2**65}.pt")
+    for name in os.listdir(run):
+        os.utime(t.at("run", name), (1e9, 1e9))
+    kept = t.json("prune", run, "--keep", "1", "--json")["kept"]
+    need([one["reason"] for one in kept] == ["it has no step below 2^64"] * 2 + ["it is the newest valid one"], kept)
+
+
 def saved_by_torch(path, state):
     try:
         import torch.distributed.checkpoint as dcp

@@ -67,23 +67,54 @@ static tsr_str before_number(tsr_str name)
     return name;
 }
 
+/* Whether a file of Lightning is numbered only because its name was taken, as "last-v1.ckpt" is. The step is in neither name. */
+static bool is_version(tsr_str name)
+{
+    tsr_str stem = without_ending(name, ".ckpt");
+    if (stem.size == name.size) return false;
+    while (stem.size && tsr_is_digit(stem.data[stem.size - 1])) stem.size--;
+    return tsr_str_ends(stem, TSR_STR("-v"));
+}
+
+/* The name up to the end of its step's number. */
+static tsr_str up_to_step(tsr_str name)
+{
+    const size_t label = end_of_label(name);
+    return label ? (tsr_str){name.data, label} : without_ending(name, ".ckpt");
+}
+
+/* The endings of files that may be checkpoints of their own. */
+static const char *const endings[] = {".pt", ".pth", ".pth.tar", ".bin", ".safetensors"};
+
+tsr_str tsr_step_beyond(tsr_str name)
+{
+    uint64_t unused;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) name = without_ending(name, endings[i]);
+    const tsr_str text = up_to_step(name);
+    size_t from = text.size;
+    while (from > 0 && tsr_is_digit(text.data[from - 1])) from--;
+    if (from == text.size || tsr_number_at_end(text, &unused)) return (tsr_str){text.data, 0};
+    while (text.data[from] == '0') from++;
+    return tsr_str_after(text, from);
+}
+
 tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step)
 {
     static const char *const steps[] = {"step", "steps", "iter", "iteration", "checkpoint", "ckpt", "epoch", NULL};
     static const char *const ranks[] = {"rank", "fsdp",  "optimizer", "model", "mp",     "tp",   "pp",    "dp",
                                         "ep",   "shard", "stage",     "node",  "worker", "host", "state", NULL};
-    const size_t label = end_of_label(name);
-    if (label && tsr_number_at_end((tsr_str){name.data, label}, step)) return TSR_STEP_STATED;
-    name = without_ending(name, ".ckpt");
-    if (!tsr_number_at_end(name, step)) return TSR_STEP_NONE;
-    const tsr_str before = before_number(name);
-    if (!before.size || ends_with_word(before, steps)) return TSR_STEP_STATED;
+    const bool has_label = end_of_label(name) != 0;
+    const tsr_str text = up_to_step(name), before = before_number(text);
+    const bool fits = tsr_number_at_end(text, step);
+    if (!text.size || !tsr_is_digit(text.data[text.size - 1]) || (!has_label && is_version(name))) return TSR_STEP_NONE;
+    if (!fits) *step = UINT64_MAX;
+    if (has_label || !before.size || ends_with_word(before, steps)) return TSR_STEP_STATED;
+    if (!fits) return TSR_STEP_NONE;
     return ends_with_word(before, ranks) ? TSR_STEP_OF_RANK : TSR_STEP_NUMBER;
 }
 
 bool tsr_step_of_file(tsr_str name, uint64_t *step)
 {
-    static const char *const endings[] = {".pt", ".pth", ".pth.tar", ".bin", ".safetensors"};
     if (tsr_str_ends(name, TSR_STR(".ckpt"))) return tsr_step_of_name(name, step) != TSR_STEP_NONE;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         const tsr_str stem = without_ending(name, endings[i]);

@@ -455,8 +455,11 @@ static tsr_status refuse_several(const finder *f, const tsr_run_step *steps, siz
     tsr_shown_names names = {.used = 0};
     for (size_t i = 0; i < count; i++)
         if (steps[i].holds_checkpoint) tsr_shown_names_add(&names, steps[i].path);
-    return tsr_fail(f->err, TSR_E_USAGE, "step %llu, the newest, is %s: %s%s; name one of them",
-                    (unsigned long long)steps->step, where, names.text, tsr_shown_names_rest(&names));
+    const tsr_str beyond =
+        steps->beyond.size ? steps->beyond : tsr_arena_format(f->arena, f->err, "%llu", (unsigned long long)steps->step);
+    if (!beyond.data) return TSR_E_NOMEM;
+    return tsr_fail(f->err, TSR_E_USAGE, "step %.*s, the newest, is %s: %s%s; name one of them", TSR_STR_ARG(beyond), where,
+                    names.text, tsr_shown_names_rest(&names));
 }
 
 /* Whether two steps are one checkpoint under two names, which hard links are: all files are the same, not only equal. */
@@ -485,7 +488,7 @@ static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
                         !tsr_str_equal(tsr_run_of(steps[i].path), tsr_run_of(steps->path)) && !is_same(f, &steps[i], steps));
         if (good && steps[i].version < good->version) continue; /* a later save of the step is whole */
         TSR_TRY(check_step(f, &steps[i], &why));
-        if (why.size) TSR_TRY(pass_over(f, &steps[i], true, why));
+        if (why.size) TSR_TRY(pass_over(f, &steps[i], !steps[i].beyond.size, why));
         else if (!good) good = &steps[i];
         else if (!is_same(f, good, &steps[i])) several = true;
     }
@@ -494,7 +497,8 @@ static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
     if (several) return refuse_several(f, steps, count, "there more than once");
     f->out->path = tsr_arena_str(f->arena, good->path, f->err);
     f->out->step = good->step;
-    f->out->found = f->out->has_step = true;
+    f->out->found = true;
+    f->out->has_step = !good->beyond.size;
     return f->out->path.data ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -502,7 +506,9 @@ static tsr_status choose(finder *f, const tsr_vec *steps)
 {
     const tsr_run_step *items = steps->items;
     for (size_t i = 0, end; i < steps->count && !f->out->found; i = end) {
-        for (end = i + 1; end < steps->count && items[end].step == items[i].step; end++) {
+        for (end = i + 1;
+             end < steps->count && items[end].step == items[i].step && tsr_str_equal(items[end].beyond, items[i].beyond);
+             end++) {
         }
         TSR_TRY(choose_of(f, &items[i], end - i));
     }
@@ -717,7 +723,7 @@ static tsr_status judge(finder *f, const tsr_run_step *step, tsr_run_checkpoint 
                    .references = tsr_vec_of(f->host->allocator, sizeof(tsr_str))};
     *out = (tsr_run_checkpoint){.path = tsr_arena_str(f->arena, step->path, err),
                                 .run = tsr_arena_str(f->arena, run_of(step->path), err),
-                                .has_step = true,
+                                .has_step = !step->beyond.size,
                                 .is_file = step->file != TSR_NO_FILE,
                                 .step = step->step,
                                 .version = step->version,

@@ -129,6 +129,7 @@ tsr_status tsr_run_search(tsr_store *store, const tsr_host *host, tsr_open_fn *o
 typedef struct tsr_run_step {
     tsr_str path; /* borrowed from the store */
     uint64_t step;
+    tsr_str beyond;                  /* the digits of a step that is larger than UINT64_MAX; otherwise empty */
     uint64_t version;                /* of Lightning: a later file of the same step has a higher one */
     uint32_t file;                   /* TSR_NO_FILE for a directory */
     bool holds_checkpoint;           /* a file's name is typical of checkpoints */

@@ -88,6 +88,7 @@ static bool consists_of_steps(const listing *l, listed_directory in, uint64_t ow
 
 static tsr_status add(const listing *l, tsr_vec *steps, tsr_run_step step)
 {
+    step.beyond = step.step == UINT64_MAX ? tsr_step_beyond(tsr_last_path_part(step.path)) : TSR_STR("");
     if (l->is_owned && l->is_owned(l->ctx, step.path)) return TSR_OK;
     tsr_run_step *added = tsr_vec_push(steps, l->err);
     if (!added) return TSR_E_NOMEM;
@@ -263,6 +264,9 @@ static int newest_first(const void *left, const void *right)
 {
     const tsr_run_step *a = left, *b = right;
     if (a->step != b->step) return a->step > b->step ? -1 : 1;
+    if (a->beyond.size != b->beyond.size) return a->beyond.size > b->beyond.size ? -1 : 1;
+    const int order = tsr_str_compare(b->beyond, a->beyond);
+    if (order) return order;
     if (a->version != b->version) return a->version > b->version ? -1 : 1;
     return tsr_str_compare(a->path, b->path);
 }
