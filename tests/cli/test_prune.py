@@ -254,6 +254,33 @@ def test_prune_keeps_what_was_changed_within_ten_minutes(t):
 
 
 @test
+def test_prune_goes_by_steps_in_any_time_zone_and_with_any_times(t):
+    """Equal times, times in the reverse order of the steps, those around a change of the clock, before 1970 and in the future."""
+    names, zone = [f"step-{n}" for n in (3, 20, 100)], os.environ.get("TZ")
+    changed = 1774746000  # 2026-03-29 01:00 UTC, when clocks in Berlin go from 2 to 3
+    times = {"equal": [changed] * 3, "reverse": [changed, changed - HOUR, changed - 2 * HOUR], "change": [changed + HOUR, changed - 1, changed], "old": [-5, -HOUR, 0]}
+    try:
+        for where in ("UTC", "Europe/Berlin", "Pacific/Kiritimati", "America/St_Johns", "Nowhere/At_All"):
+            os.environ["TZ"] = where
+            for one in times.values():
+                shutil.rmtree(t.at("run"), ignore_errors=True)
+                copies(t, sample("dcp_small")[0], *names)
+                for name, then in zip(names, one):
+                    for file in os.listdir(t.at("run", name)):
+                        os.utime(t.at("run", name, file), (then, then))
+                prune(t, "--keep", "1", "--keep-every", "10", removed=names[:1])
+                prune(t, "--keep", "1", removed=names[1:2])
+            copies(t, sample("dcp_small")[0], *names[:2])
+            age(t.at("run", names[0]))
+            ahead = time.time() + 30 * HOUR  # the clock was wrong when it was written
+            for file in os.listdir(t.at("run", names[1])):
+                os.utime(t.at("run", names[1], file), (ahead, ahead))
+            prune(t, "--keep", "1", removed=names[:1], kept={names[1]: "ten minutes"})
+    finally:
+        os.environ.pop("TZ") if zone is None else os.environ.update(TZ=zone)
+
+
+@test
 def test_prune_keeps_what_a_tracker_file_names(t):
     for tracker, line, kept in (("latest", "global_step2", 2), ("latest_universal", "global_step1\n", 1), ("latest_checkpointed_iteration.txt", "2", 2), ("dlrover_latest.txt", "1", 1),
                                 ("LATEST.txt", "global_step2", 2), ("LOWEST_VAL.txt", "global_step1", 1)):
