@@ -281,6 +281,20 @@ def test_prune_goes_by_steps_in_any_time_zone_and_with_any_times(t):
 
 
 @test
+def test_prune_leaves_what_rsync_has_not_put_in_place(t):
+    """With --delay-updates whole files wait in .~tmp~ with the times of their sources, .metadata too."""
+    run = aged(t, sample("dcp_fsdp2")[0], "step-1", "step-2")
+    os.mkdir(t.at("run", "step-1", ".~tmp~"))
+    for name in os.listdir(t.at("run", "step-1")):
+        if name != ".~tmp~":
+            os.rename(t.at("run", "step-1", name), t.at("run", "step-1", ".~tmp~", name))
+    before = tree(run)
+    prune(t, "--keep", "1", removed=[], kept={"step-1": "no marker"})
+    prune(t, "--keep", "1", "--whole-directory", removed=[], kept={"step-1": "no marker"})
+    need(tree(run) == before, "files that are being copied were removed")
+
+
+@test
 def test_prune_keeps_what_a_tracker_file_names(t):
     for tracker, line, kept in (("latest", "global_step2", 2), ("latest_universal", "global_step1\n", 1), ("latest_checkpointed_iteration.txt", "2", 2), ("dlrover_latest.txt", "1", 1),
                                 ("LATEST.txt", "global_step2", 2), ("LOWEST_VAL.txt", "global_step1", 1)):

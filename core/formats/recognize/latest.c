@@ -160,7 +160,8 @@ static tsr_status gather_markers(const finder *f, const tsr_store *store)
     }
     for (uint32_t n = 0; n < store->file_count; n++) {
         const tsr_str name = store->files[n].name;
-        const bool is_marker = tsr_is_run_marker(name) && (!in_root || !memchr(name.data, '/', name.size));
+        const bool is_marker = tsr_is_run_marker(name) && (!in_root || !memchr(name.data, '/', name.size)) &&
+                               !tsr_is_hidden(tsr_run_of(name)); /* in a directory of rsync, it is still being copied */
         if (!is_marker && !is_own_data(name)) continue;
         TSR_TRY(gather_name(f, &f->gathering->files, TSR_STR(""), name));
         found |= is_marker;
