@@ -345,6 +345,27 @@ def test_latest_passes_over_the_metadata_of_an_earlier_save(t):
         shutil.rmtree(step)
 
 
+@test
+def test_latest_passes_over_a_dcp_with_only_the_model(t):
+    """torchtitan writes only the model at the end (last_save_model_only), and does not load that to resume."""
+    for n in (10, 20, 30, 40):
+        model = {"layers.0.weight": torch_full(8, n), "norm.weight": torch_full(3, n)}
+        optimizer = {"optimizer": {"state": {"norm.weight": {"exp_avg": torch_full(3, -n)}}, "param_groups": {"norm.weight": {"lr": n / 8}}}, "train_state": {"step": n}}
+        saved_by_torch(t.at("run", f"step-{n}"), {**model, **(optimizer if n < 30 else {})})
+    os.rename(t.at("run", "step-40"), t.at("later"))
+    doc = latest(t, "step-20", ["step-30"])
+    need("only a model was exported" in doc["passed_over"][0]["reason"], doc)
+    for at, _, names in os.walk(t.at("run")):
+        for name in names:
+            os.utime(os.path.join(at, name), (1e9, 1e9))
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(sorted(os.listdir(t.at("run"))) == ["step-20", "step-30"], os.listdir(t.at("run")))
+    os.rename(t.at("later"), t.at("run", "step-40"))
+    latest(t, "step-40")  # the one before lacks it, too, so the job no longer saves it
+    shutil.rmtree(t.at("run", "step-20"))
+    latest(t, "step-40")
+
+
 def torch_full(count, value):
     import torch
     return torch.full((count,), float(value))

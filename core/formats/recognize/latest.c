@@ -22,6 +22,7 @@ typedef struct finder {
     tsr_latest *out;
     const tsr_vec *steps;        /* of tsr_run_step */
     bool holds_several;          /* the last step that was checked consists of checkpoints in directories of their own */
+    bool lacks_optimizer;        /* it is a DCP without the state of an optimizer */
     tsr_vec passed_over;         /* of tsr_passed_over */
     struct gathering *gathering; /* what is noted about the step that is checked; NULL: only the verdict counts */
     tsr_error *err;
@@ -170,9 +171,18 @@ static tsr_status gather_markers(const finder *f, const tsr_store *store)
     return TSR_OK;
 }
 
+static bool lacks_optimizer(const tsr_catalog *catalog)
+{
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        if (tsr_str_starts(catalog->entries[e].fqn, TSR_STR("optim")) ||
+            tsr_str_contains(catalog->entries[e].fqn, TSR_STR(".optim")))
+            return false;
+    return catalog->format == TSR_FORMAT_DCP;
+}
+
 /* Opens and validates what a store contains. *why is empty if it is valid. *alone is set if it is a single torch.save file, next to
  * which directories may hold the checkpoints, and *refused if the store is not one checkpoint. */
-static tsr_status check_one(const finder *f, tsr_store *store, tsr_str *why, bool *alone, bool *refused)
+static tsr_status check_one(finder *f, tsr_store *store, tsr_str *why, bool *alone, bool *refused)
 {
     tsr_error reason = {0};
     tsr_checkpoint *checkpoint;
@@ -188,6 +198,7 @@ static tsr_status check_one(const finder *f, tsr_store *store, tsr_str *why, boo
     }
     const tsr_format format = tsr_checkpoint_catalog(checkpoint)->format;
     *alone = format == TSR_FORMAT_TORCH_ZIP || format == TSR_FORMAT_TORCH_LEGACY;
+    f->lacks_optimizer = lacks_optimizer(tsr_checkpoint_catalog(checkpoint));
     tsr_status status = validate(f, checkpoint, why);
     if (status == TSR_OK && f->gathering) status = gather(f, checkpoint);
     tsr_checkpoint_close(checkpoint);
@@ -358,6 +369,57 @@ static tsr_status check_earlier(const finder *f, const tsr_run_step *step, tsr_s
     return TSR_OK;
 }
 
+/* Opens a step for its metadata only. *out is NULL if that fails because of the step, as `why` says. */
+static tsr_status open_step(const finder *f, const tsr_run_step *step, tsr_arena *scratch, tsr_store **store, bool *own,
+                            tsr_checkpoint **out, tsr_error *why)
+{
+    const tsr_open_options options = {.size = sizeof options, .purpose = TSR_FOR_FINDINGS};
+    tsr_store_view *view;
+    bool is_there = true;
+    *out = NULL;
+    *own = false;
+    if (step->file == TSR_NO_FILE) {
+        TSR_TRY(open_below(f, f->store, step->path, scratch, store, own, &is_there));
+        if (!is_there) {
+            (void)tsr_fail(why, TSR_E_NOT_FOUND, "it was removed meanwhile");
+            return TSR_OK;
+        }
+    } else {
+        TSR_TRY(tsr_store_view_of_file(f->store, step->file, scratch, &view, f->err));
+        *store = &view->base;
+    }
+    const tsr_status status = f->opens(*store, f->host, &options, NULL, out, why);
+    if (status == TSR_OK) return TSR_OK;
+    if (*own) (*store)->close(*store);
+    *own = false;
+    *out = NULL;
+    return is_damage(status) ? TSR_OK : tsr_fail(f->err, status, "%s", why->message);
+}
+
+/* Sets *why if a DCP lacks the state of an optimizer, which the step before it has: torchtitan writes only the model at the end, and then
+ * refuses to resume from it. */
+static tsr_status check_optimizer(const finder *f, const tsr_run_step *step, tsr_arena *scratch, tsr_str *why)
+{
+    const tsr_run_step *earlier = step;
+    tsr_checkpoint *checkpoint = NULL;
+    tsr_store *store;
+    bool own = false;
+    if (!f->steps->count || !f->lacks_optimizer || f->holds_several) return TSR_OK;
+    while (!checkpoint && (earlier = next_earlier(f, step, earlier + 1))) {
+        tsr_error damage = {0};
+        TSR_TRY(open_step(f, earlier, scratch, &store, &own, &checkpoint, &damage));
+    }
+    if (!checkpoint) return TSR_OK;
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    if (catalog->format == TSR_FORMAT_DCP && !lacks_optimizer(catalog))
+        *why = tsr_arena_format(f->arena, f->err,
+                                "it lacks the state of the optimizer, which '%.*s' has: only a model was exported",
+                                TSR_STR_ARG(earlier->path));
+    tsr_checkpoint_close(checkpoint);
+    if (own) store->close(store);
+    return why->data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* ---- one step ---- */
 
 static tsr_status check_in(finder *f, tsr_str path, tsr_arena *scratch, tsr_str *why)
@@ -373,7 +435,7 @@ static tsr_status check_in(finder *f, tsr_str path, tsr_arena *scratch, tsr_str 
     return status;
 }
 
-static tsr_status check_file(const finder *f, uint32_t file, tsr_arena *scratch, tsr_str *why)
+static tsr_status check_file(finder *f, uint32_t file, tsr_arena *scratch, tsr_str *why)
 {
     tsr_store_view *view;
     bool alone, refused;
@@ -431,6 +493,7 @@ static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
     tsr_status status = check_files_of(f, step, scratch, why);
     if (status == TSR_OK && step->file == TSR_NO_FILE && !why->size) {
         status = check_earlier(f, step, why);
+        if (status == TSR_OK && !why->size) status = check_optimizer(f, step, scratch, why);
         if (f->gathering && why->size) f->gathering->is_unmarked = true;
     }
     if (status == TSR_OK && !why->size) status = check_unfinished(f, step->path, why);
@@ -516,6 +579,17 @@ static tsr_status choose(finder *f, const tsr_vec *steps)
     return TSR_OK;
 }
 
+/* Whether a path begins with one of `owned`, which are names of directories with "/" or beginnings of names. */
+static bool is_owned(const void *ctx, tsr_str path)
+{
+    const tsr_vec *owned = ctx;
+    const tsr_str *items = owned->items;
+    for (size_t i = 0; i < owned->count; i++)
+        if (tsr_str_starts(path, items[i]) || (items[i].size == path.size + 1 && tsr_str_starts(items[i], path)))
+            return true;
+    return false;
+}
+
 /* Whether a file is named like one of a checkpoint, or is one of another program. */
 static tsr_status holds_checkpoint_files(const finder *f, bool *holds)
 {
@@ -565,17 +639,6 @@ static tsr_status choose_without_steps(finder *f)
 }
 
 /* ---- the run ---- */
-
-/* Whether a path begins with one of `owned`, which are names of directories with "/" or beginnings of names. */
-static bool is_owned(const void *ctx, tsr_str path)
-{
-    const tsr_vec *owned = ctx;
-    const tsr_str *items = owned->items;
-    for (size_t i = 0; i < owned->count; i++)
-        if (tsr_str_starts(path, items[i]) || (items[i].size == path.size + 1 && tsr_str_starts(items[i], path)))
-            return true;
-    return false;
-}
 
 static tsr_status own(finder *f, const tsr_checkpoint *checkpoint, tsr_vec *owned)
 {
