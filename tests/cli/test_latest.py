@@ -308,6 +308,38 @@ def test_latest_orders_steps_that_do_not_fit_into_64_bits(t):
     need([one["reason"] for one in kept] == ["it has no step below 2^64"] * 2 + ["it is the newest valid one"], kept)
 
 
+@test
+def test_latest_takes_the_last_that_lightning_wrote(t):
+    """With save_top_k and save_last, last.ckpt is newer than the best ones, which have names with steps. Its step is in it: 2."""
+    source = sample("lightning_dist")[0]
+    run = copies(t, source, "epoch=0-step=1.ckpt", "last.ckpt")
+    need(latest(t, "last.ckpt")["step"] == 2, "meta.pt states global_step")
+    copies(t, source, "epoch=0-step=2.ckpt")
+    latest(t, "epoch=0-step=2.ckpt")  # of which last.ckpt is a copy
+    damage(t, "epoch=0-step=2.ckpt", ".metadata", "truncated")
+    latest(t, "last.ckpt", ["epoch=0-step=2.ckpt"])
+    copies(t, source, "epoch=1-step=4.ckpt")
+    latest(t, "epoch=1-step=4.ckpt")
+    damage(t, "last.ckpt", "meta.pt", "truncated")
+    latest(t, "epoch=1-step=4.ckpt", ["last.ckpt"])  # the step that it has is unknown
+    shutil.rmtree(t.at("run", "last.ckpt"))
+    os.symlink("epoch=1-step=4.ckpt", t.at("run", "last.ckpt"))
+    latest(t, "epoch=1-step=4.ckpt")
+    shutil.rmtree(run)
+    copies(t, source, "last.ckpt")
+    latest(t, "last.ckpt")
+    shutil.rmtree(run)
+    file = os.path.join(golden("trainer")[0], "optimizer.pt")
+    copies(t, file, "best.ckpt", "best-v1.ckpt")
+    need("so the newest is unknown: 'best-v1.ckpt', 'best.ckpt'" in answer(t, run, status=2), "they state no step")
+    copies(t, file, "epoch=0-step=3.ckpt", "epoch=0-step=4.ckpt", "last-v7.ckpt", "epoch=0-v5.ckpt")
+    latest(t, "epoch=0-step=4.ckpt")  # the number behind "-v" is not a step
+    for name in os.listdir(run):
+        os.utime(t.at("run", name), (1e9, 1e9))
+    gone = [os.path.relpath(one["path"], run) for one in t.json("prune", run, "--keep", "1", "--json")["removed"]]
+    need(gone == ["epoch=0-step=3.ckpt", "epoch=0-v5.ckpt"], gone)
+
+
 def saved_by_torch(path, state):
     try:
         import torch.distributed.checkpoint as dcp
@@ -316,6 +348,27 @@ def saved_by_torch(path, state):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, overwrite=True), no_dist=True)
+
+
+@test
+def test_latest_passes_over_a_dcp_with_only_the_model(t):
+    """torchtitan writes only the model at the end (last_save_model_only), and does not load that to resume."""
+    for n in (10, 20, 30, 40):
+        model = {"layers.0.weight": torch_full(8, n), "norm.weight": torch_full(3, n)}
+        optimizer = {"optimizer": {"state": {"norm.weight": {"exp_avg": torch_full(3, -n)}}, "param_groups": {"norm.weight": {"lr": n / 8}}}, "train_state": {"step": n}}
+        saved_by_torch(t.at("run", f"step-{n}"), {**model, **(optimizer if n < 30 else {})})
+    os.rename(t.at("run", "step-40"), t.at("later"))
+    doc = latest(t, "step-20", ["step-30"])
+    need("only a model was exported" in doc["passed_over"][0]["reason"], doc)
+    for at, _, names in os.walk(t.at("run")):
+        for name in names:
+            os.utime(os.path.join(at, name), (1e9, 1e9))
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(sorted(os.listdir(t.at("run"))) == ["step-20", "step-30"], os.listdir(t.at("run")))
+    os.rename(t.at("later"), t.at("run", "step-40"))
+    latest(t, "step-40")  # the one before lacks it, too, so the job no longer saves it
+    shutil.rmtree(t.at("run", "step-20"))
+    latest(t, "step-40")
 
 
 @test
@@ -343,27 +396,6 @@ def test_latest_passes_over_the_metadata_of_an_earlier_save(t):
         need(refused == (name != "other"), f"{name}: PyTorch {'refuses' if refused else 'loads'} it")
         need(not refused or "may be left from an earlier save" in doc["passed_over"][0]["reason"], doc)
         shutil.rmtree(step)
-
-
-@test
-def test_latest_passes_over_a_dcp_with_only_the_model(t):
-    """torchtitan writes only the model at the end (last_save_model_only), and does not load that to resume."""
-    for n in (10, 20, 30, 40):
-        model = {"layers.0.weight": torch_full(8, n), "norm.weight": torch_full(3, n)}
-        optimizer = {"optimizer": {"state": {"norm.weight": {"exp_avg": torch_full(3, -n)}}, "param_groups": {"norm.weight": {"lr": n / 8}}}, "train_state": {"step": n}}
-        saved_by_torch(t.at("run", f"step-{n}"), {**model, **(optimizer if n < 30 else {})})
-    os.rename(t.at("run", "step-40"), t.at("later"))
-    doc = latest(t, "step-20", ["step-30"])
-    need("only a model was exported" in doc["passed_over"][0]["reason"], doc)
-    for at, _, names in os.walk(t.at("run")):
-        for name in names:
-            os.utime(os.path.join(at, name), (1e9, 1e9))
-    t.run("prune", t.at("run"), "--keep", "1")
-    need(sorted(os.listdir(t.at("run"))) == ["step-20", "step-30"], os.listdir(t.at("run")))
-    os.rename(t.at("later"), t.at("run", "step-40"))
-    latest(t, "step-40")  # the one before lacks it, too, so the job no longer saves it
-    shutil.rmtree(t.at("run", "step-20"))
-    latest(t, "step-40")
 
 
 def torch_full(count, value):

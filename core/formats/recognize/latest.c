@@ -550,7 +550,7 @@ static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
         tsr_str why;
         runs = runs || (steps[i].holds_checkpoint && steps->holds_checkpoint &&
                         !tsr_str_equal(tsr_run_of(steps[i].path), tsr_run_of(steps->path)) && !is_same(f, &steps[i], steps));
-        if (good && steps[i].version < good->version) continue; /* a later save of the step is whole */
+        if (good && (steps[i].version < good->version || steps[i].is_last)) continue; /* a later save of the step is whole */
         TSR_TRY(check_step(f, &steps[i], &why));
         if (why.size) TSR_TRY(pass_over(f, &steps[i], !steps[i].beyond.size, why));
         else if (!good) good = &steps[i];
@@ -590,6 +590,53 @@ static bool is_owned(const void *ctx, tsr_str path)
     return false;
 }
 
+/* Reads the step that is stored in Lightning's last.ckpt. *why is set if it is damaged; without a step, another program wrote it. */
+static tsr_status read_last(const finder *f, tsr_run_step *last, tsr_arena *scratch, bool *is_known, tsr_str *why)
+{
+    tsr_error damage = {0};
+    tsr_checkpoint *checkpoint;
+    tsr_store *store;
+    bool own;
+    *is_known = false;
+    *why = TSR_STR("");
+    TSR_TRY(open_step(f, last, scratch, &store, &own, &checkpoint, &damage));
+    if (!checkpoint) {
+        *why = tsr_arena_format(f->arena, f->err, "%s", damage.message);
+        return why->data ? TSR_OK : TSR_E_NOMEM;
+    }
+    const tsr_entry *entry = tsr_checkpoint_entry(checkpoint, TSR_STR("global_step"));
+    if (!entry) entry = tsr_checkpoint_entry(checkpoint, TSR_STR("meta.global_step"));
+    *is_known = entry && entry->value && entry->value->kind == TSR_VALUE_INT && entry->value->as.integer >= 0;
+    if (*is_known) last->step = (uint64_t)entry->value->as.integer;
+    const tsr_status status = *is_known ? TSR_OK : first_error(f, checkpoint->findings, why);
+    tsr_checkpoint_close(checkpoint);
+    if (own) store->close(store);
+    return status;
+}
+
+/* Adds Lightning's last.ckpt to the steps. ModelCheckpoint writes it at every save (save_last), even if it keeps only earlier, better ones
+ * under the names of their steps (save_top_k). */
+static tsr_status add_last(finder *f, tsr_vec *steps, const tsr_vec *owned)
+{
+    tsr_vec last = tsr_vec_of(f->host->allocator, sizeof(tsr_run_step));
+    tsr_status status = tsr_list_last_steps(f->store, is_owned, owned, f->arena, &last, f->err);
+    tsr_run_step *items = last.items;
+    tsr_str *reasons = tsr_arena_array(f->arena, last.count, sizeof *reasons, f->err);
+    if (!reasons) status = TSR_E_NOMEM;
+    for (size_t i = 0; i < last.count && status == TSR_OK; i++) {
+        bool is_known = false;
+        tsr_arena *scratch = tsr_arena_new(f->host->allocator, (size_t)f->host->limits.memory_bytes, f->err);
+        status = scratch ? read_last(f, &items[i], scratch, &is_known, &reasons[i]) : TSR_E_NOMEM;
+        if (status == TSR_OK && is_known) status = tsr_vec_append(steps, &items[i], 1, f->err);
+        tsr_arena_free(scratch);
+    }
+    for (size_t i = 0; i < last.count && steps->count && status == TSR_OK; i++) /* without steps, the run itself is judged */
+        if (reasons[i].size) status = pass_over(f, &items[i], false, reasons[i]);
+    tsr_vec_free(&last);
+    tsr_sort_run_steps(steps);
+    return status;
+}
+
 /* Whether a file is named like one of a checkpoint, or is one of another program. */
 static tsr_status holds_checkpoint_files(const finder *f, bool *holds)
 {
@@ -621,7 +668,10 @@ static tsr_status choose_without_steps(finder *f)
         status = tsr_fail(f->err, TSR_E_LIMIT, "the run has more directories than can be examined; name one further down");
     const tsr_str *items = paths.items;
     for (size_t i = 0; i < paths.count; i++) tsr_shown_names_add(&names, items[i]);
-    if (status == TSR_OK && paths.count > 1)
+    for (uint32_t n = 0; n < f->store->file_count && !paths.count; n++) /* of Lightning: "best.ckpt" and "best-v1.ckpt" */
+        if (tsr_str_ends(f->store->files[n].name, TSR_STR(".ckpt")) && !tsr_is_hidden(f->store->files[n].name))
+            tsr_shown_names_add(&names, f->store->files[n].name);
+    if (status == TSR_OK && names.count > 1)
         status = tsr_fail(f->err, TSR_E_USAGE,
                           "no step is in the names of these checkpoints, so the newest is unknown: %s%s; name one of them",
                           names.text, tsr_shown_names_rest(&names));
@@ -715,6 +765,7 @@ static tsr_status find(finder *f, tsr_vec *steps, tsr_vec *owned)
     if (unlisted) f->out->unlisted = tsr_arena_str(f->arena, unlisted->name, f->err);
     if (unlisted) f->out->unlisted_why = tsr_arena_str(f->arena, tsr_str_from(unlisted->why), f->err);
     if (unlisted && (!f->out->unlisted.data || !f->out->unlisted_why.data)) return TSR_E_NOMEM;
+    TSR_TRY(add_last(f, steps, owned));
     TSR_TRY(steps->count ? choose(f, steps) : choose_without_steps(f));
     TSR_FAIL_IF(!f->out->found && unlisted, f->err, TSR_E_IO,
                 "'%.*s' cannot be listed, so whether there are checkpoints is unknown: %.*s", TSR_STR_ARG(f->out->unlisted),

@@ -133,6 +133,7 @@ typedef struct tsr_run_step {
     uint64_t version;                /* of Lightning: a later file of the same step has a higher one */
     uint32_t file;                   /* TSR_NO_FILE for a directory */
     bool holds_checkpoint;           /* a file's name is typical of checkpoints */
+    bool is_last;                    /* Lightning's last.ckpt, whose step is not in its name */
     const tsr_store_gap *empty;      /* the directory shows no files; NULL: it does */
     const tsr_store_gap *unreadable; /* the directory, or something in it, that could not be looked at; or NULL */
 } tsr_run_step;
@@ -147,6 +148,11 @@ typedef bool tsr_is_owned_fn(const void *ctx, tsr_str path);
  * listed, or NULL. TSR_E_NOMEM. */
 tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_arena *arena,
                               tsr_vec *steps, const tsr_store_gap **unlisted, tsr_error *err);
+/* Appends Lightning's last.ckpt and last-vN.ckpt, with step 0: which one they have is in them. */
+tsr_status tsr_list_last_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_arena *arena,
+                               tsr_vec *steps, tsr_error *err);
+/* Sorts steps as tsr_list_run_steps does, one that is_last after the others of its number. */
+void tsr_sort_run_steps(tsr_vec *steps);
 /* Whether a part of a path is a hidden name. Nothing below it belongs to a run. */
 bool tsr_is_hidden(tsr_str path);
 /* The part of a path before its last component: the run that a step belongs to. */

@@ -267,8 +267,14 @@ static int newest_first(const void *left, const void *right)
     if (a->beyond.size != b->beyond.size) return a->beyond.size > b->beyond.size ? -1 : 1;
     const int order = tsr_str_compare(b->beyond, a->beyond);
     if (order) return order;
+    if (a->is_last != b->is_last) return a->is_last ? 1 : -1;
     if (a->version != b->version) return a->version > b->version ? -1 : 1;
     return tsr_str_compare(a->path, b->path);
+}
+
+void tsr_sort_run_steps(tsr_vec *steps)
+{
+    if (steps->count) qsort(steps->items, steps->count, sizeof(tsr_run_step), newest_first);
 }
 
 tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_arena *arena,
@@ -290,6 +296,37 @@ tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned,
     tsr_map_free(l.step_paths);
     tsr_map_free(l.number_paths);
     if (status == TSR_OK) status = keep_likely(steps, err);
-    if (status == TSR_OK && steps->count) qsort(steps->items, steps->count, sizeof(tsr_run_step), newest_first);
+    if (status == TSR_OK) tsr_sort_run_steps(steps);
     return status;
+}
+
+/* ---- Lightning's last.ckpt ---- */
+
+static bool is_last(tsr_str name)
+{
+    if (!tsr_str_skip(&name, TSR_STR("last"))) return false;
+    if (tsr_str_skip(&name, TSR_STR("-v")))
+        while (name.size && tsr_is_digit(name.data[0])) name = tsr_str_after(name, 1);
+    return tsr_str_equal(name, TSR_STR(".ckpt"));
+}
+
+tsr_status tsr_list_last_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_arena *arena,
+                               tsr_vec *steps, tsr_error *err)
+{
+    listing l = {.store = store, .is_owned = is_owned, .ctx = ctx, .arena = arena, .steps = steps, .err = err};
+    tsr_str before = TSR_STR("");
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        tsr_str path = name, other;
+        while (path.size && !is_last(tsr_last_path_part(path))) path = tsr_run_of(path);
+        if (!path.size || tsr_str_equal(path, before) || tsr_is_hidden(path)) continue;
+        before = path;
+        TSR_TRY(tsr_store_follow(store, path, arena, &other, err));
+        if (other.size) continue; /* it is listed under another name */
+        TSR_TRY(add(
+            &l, steps,
+            (tsr_run_step){
+                .path = path, .file = path.size == name.size ? f : TSR_NO_FILE, .holds_checkpoint = true, .is_last = true}));
+    }
+    return TSR_OK;
 }
