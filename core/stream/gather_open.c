@@ -15,7 +15,7 @@
 /* ---- ahead ---- */
 
 #define MOST_KEPT 8192u /* in chunks; they take less than 2 MiB */
-enum { WHOLE_ARCHIVE = 256 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
+enum { WHOLE_ARCHIVE = 256 << 10, TAIL_OF_ARCHIVE = 16 << 10, LEAST_WHOLE = 128 << 10, KEPT_WHOLE = 16 << 20 };
 
 typedef struct place {
     const tsr_chunk *chunk; /* the key */
@@ -31,6 +31,7 @@ struct tsr_ahead {
     tsr_map *by_chunk; /* chunk → index in `places` */
     tsr_vec places;    /* of place * */
     size_t sought;     /* how many of them have been looked for */
+    size_t wanted;     /* chunks that were requested since then, found or not */
 };
 
 static tsr_str key_of(const tsr_chunk *const *chunk)
@@ -110,6 +111,7 @@ tsr_status tsr_ahead_want(tsr_ahead *ahead, const tsr_entry *entry, const tsr_bo
         const tsr_box own = {entry->ndim, chunk->offsets, chunk->sizes};
         const bool is_there = chunk->file < tsr_checkpoint_store(ahead->checkpoint)->file_count && chunk->byte_length;
         if (chunk->view || !is_there || (by_box && !tsr_box_intersect(own, *box, offsets, sizes))) continue;
+        ahead->wanted++;
         TSR_TRY(ahead_want_chunk(ahead, entry, chunk, err));
     }
     return TSR_OK;
@@ -131,16 +133,26 @@ static void seek_one(void *arg, size_t index)
     tsr_arena_free(scratch);
 }
 
+/* Whether the store still has all waiting items when their elements are read, so that they can be fetched whole. Otherwise they would be
+ * fetched twice, such as those of a tensor that hundreds of ranks hold a few columns of. */
+static bool are_kept(const tsr_ahead *ahead)
+{
+    uint64_t bytes = 0;
+    for (size_t i = ahead->sought; i < ahead->places.count; i++) bytes += place_at(ahead, i)->chunk->byte_length;
+    return bytes <= KEPT_WHOLE;
+}
+
 /* To find a tensor in a DCP item, both ends of the item are read (codec/zip.c). This tells a store that fetches ahead about
- * the ends of the next `count` chunks, at most TSR_FETCHED_AT_ONCE. Small items are fetched whole, for the reads of their elements. */
-static void prefetch_items(const tsr_ahead *ahead, size_t count)
+ * the ends of the next `count` chunks, at most TSR_FETCHED_AT_ONCE. Items of at most `whole` bytes are fetched whole, for the reads of
+ * their elements. */
+static void prefetch_items(const tsr_ahead *ahead, size_t count, uint64_t whole)
 {
     tsr_store *store = tsr_checkpoint_store(ahead->checkpoint);
     tsr_store_place places[2 * TSR_FETCHED_AT_ONCE];
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
         const tsr_chunk *c = place_at(ahead, ahead->sought + i)->chunk;
-        const bool is_small = c->byte_length <= WHOLE_ARCHIVE;
+        const bool is_small = c->byte_length <= whole;
         places[used++] = (tsr_store_place){c->file, c->byte_offset, is_small ? c->byte_length : 1};
         if (!is_small)
             places[used++] = (tsr_store_place){c->file, c->byte_offset + c->byte_length - TAIL_OF_ARCHIVE, TAIL_OF_ARCHIVE};
@@ -152,9 +164,11 @@ void tsr_ahead_seek(tsr_ahead *ahead)
 {
     if (!ahead) return;
     const bool fetches = tsr_checkpoint_store(ahead->checkpoint)->prefetch;
+    const uint64_t whole = are_kept(ahead) ? WHOLE_ARCHIVE : LEAST_WHOLE;
+    ahead->wanted = 0;
     for (size_t count; (count = tsr_ahead_waiting(ahead)) > 0; ahead->sought += count) {
         if (fetches && count > TSR_FETCHED_AT_ONCE) count = TSR_FETCHED_AT_ONCE;
-        if (fetches) prefetch_items(ahead, count);
+        if (fetches) prefetch_items(ahead, count, whole);
         tsr_parallel(tsr_checkpoint_host(ahead->checkpoint), count, seek_one, ahead);
     }
 }
@@ -166,7 +180,7 @@ bool tsr_ahead_fetches(const tsr_ahead *ahead)
 
 bool tsr_ahead_is_full(const tsr_ahead *ahead)
 {
-    return tsr_ahead_fetches(ahead) && tsr_ahead_waiting(ahead) >= TSR_FETCHED_AT_ONCE;
+    return tsr_ahead_fetches(ahead) && ahead->wanted >= TSR_FETCHED_AT_ONCE;
 }
 
 size_t tsr_ahead_waiting(const tsr_ahead *ahead)

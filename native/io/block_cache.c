@@ -7,12 +7,14 @@
 
 #include "tessera/sys/containers.h"
 
-/* Of a store with many files, a conversion reads all of them at the same time, a little of each: blocks for all of them stay. */
+/* Of a store with many files, a conversion to rows reads all of them at the same time, a little of each: blocks for all of them stay, half of
+ * them for what is fetched ahead. */
 enum {
     BLOCK = TSR_CACHE_BLOCK,
     LEAST_BLOCKS = 256,
-    MOST_BLOCKS = 1024,
-    BLOCKS_A_FILE = 4,
+    MOST_BLOCKS = 2048,
+    BLOCKS_A_FILE = 8,
+    BLOCKS_AHEAD = 4,
     MOST_AT_ONCE = 8,
     SLOTS = 2 * MOST_BLOCKS
 };
@@ -22,6 +24,7 @@ typedef struct block {
     uint64_t number;
     size_t size;  /* 0: empty */
     bool is_busy; /* being fetched */
+    size_t read;  /* bytes that were read from it: all of them, if it is not needed again */
     uint64_t used_at;
     char *bytes;
     struct block *next; /* in its slot */
@@ -36,6 +39,7 @@ struct tsr_block_cache {
     block blocks[MOST_BLOCKS];
     block *slots[SLOTS]; /* the blocks that are not empty, by file and number */
     size_t block_count;  /* of `blocks`, that are used */
+    size_t ahead;        /* blocks to fetch at once of what is read from front to back */
     uint64_t clock;
 };
 
@@ -44,7 +48,8 @@ tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *
 {
     tsr_block_cache *cache = tsr_alloc(allocator, 1, sizeof *cache, err);
     if (!cache) return TSR_E_NOMEM;
-    *cache = (tsr_block_cache){.allocator = allocator, .fetch = fetch, .ctx = ctx, .block_count = LEAST_BLOCKS};
+    *cache = (tsr_block_cache){
+        .allocator = allocator, .fetch = fetch, .ctx = ctx, .block_count = LEAST_BLOCKS, .ahead = BLOCKS_AHEAD};
     pthread_mutex_init(&cache->lock, NULL);
     pthread_cond_init(&cache->fetched, NULL);
     *out = cache;
@@ -66,6 +71,8 @@ void tsr_block_cache_forget(tsr_block_cache *cache, size_t file_count)
     for (size_t i = 0; i < MOST_BLOCKS; i++) cache->blocks[i].size = 0;
     for (size_t i = 0; i < SLOTS; i++) cache->slots[i] = NULL;
     cache->block_count = most < LEAST_BLOCKS ? LEAST_BLOCKS : most < MOST_BLOCKS ? most : MOST_BLOCKS;
+    cache->ahead = file_count ? cache->block_count / 2 / file_count : BLOCKS_AHEAD;
+    cache->ahead = cache->ahead < 1 ? 1 : cache->ahead < BLOCKS_AHEAD ? cache->ahead : BLOCKS_AHEAD;
 }
 
 static block **slot_of(tsr_block_cache *cache, uint32_t file, uint64_t number)
@@ -92,19 +99,25 @@ static void empty(tsr_block_cache *cache, block *b)
 static void fill(tsr_block_cache *cache, block *b, uint32_t file, uint64_t number, size_t size)
 {
     block **slot = slot_of(cache, file, number);
-    *b = (block){file, number, size, true, ++cache->clock, b->bytes, *slot};
+    *b = (block){file, number, size, true, 0, ++cache->clock, b->bytes, *slot};
     *slot = b;
 }
 
-/* Returns a block to fill: an empty one, otherwise the one that was used longest ago, which is emptied. NULL if all are busy. */
+/* Returns a block to fill: an empty one, otherwise the one that was used longest ago, which is emptied, of those that were read whole
+ * before the others: blocks that were fetched ahead have not been used for longer, but will be. NULL if all are busy. */
 static block *take(tsr_block_cache *cache)
 {
     block *oldest = NULL;
+    bool was_read = false;
     for (size_t i = 0; i < cache->block_count; i++) {
         block *b = &cache->blocks[i];
         if (b->is_busy) continue;
         if (!b->size) return b;
-        if (!oldest || b->used_at < oldest->used_at) oldest = b;
+        const bool is_read = b->read >= b->size;
+        if (!oldest || (is_read != was_read ? is_read : b->used_at < oldest->used_at)) {
+            oldest = b;
+            was_read = is_read;
+        }
     }
     if (oldest) empty(cache, oldest);
     return oldest;
@@ -175,10 +188,10 @@ static tsr_status load(tsr_block_cache *cache, const tsr_block_range *range, uin
 }
 
 /* The last block to fetch with block `number`, of which `last` is needed: after blocks that were read one after the other, as many more as
- * the cache keeps of each file. */
+ * the cache has room for of each file. */
 static uint64_t reach(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last)
 {
-    const uint64_t end = (range->file_size - 1) / BLOCK, further = number + BLOCKS_A_FILE - 1;
+    const uint64_t end = (range->file_size - 1) / BLOCK, further = number + cache->ahead - 1;
     if (number < 2 || !find(cache, range->file, number - 1) || !find(cache, range->file, number - 2)) return last;
     return further <= last ? last : further < end ? further : end;
 }
@@ -199,6 +212,7 @@ tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, v
         const size_t taken = b->size - at < size ? b->size - at : size;
         memcpy(to, b->bytes + at, taken);
         b->used_at = ++cache->clock;
+        b->read += taken;
         to += taken;
         range.offset += taken;
         size -= taken;
