@@ -146,6 +146,29 @@ def test_lightning_chooses_the_directories(t):
         assert (p.returncode, p.stdout.rstrip("\n"), p.stderr) == (0, steps[max(steps)], ""), (p, steps)
 
 
+TRAIN_WORSE_AND_WORSE = TRAIN_WITH_LIGHTNING[:TRAIN_WITH_LIGHTNING.index("where, names")].replace("return self", 'self.log("score", float(self.global_step))\n        return self') + """
+where = sys.argv[1]
+for epochs in (2, 3):  # the second time from last.ckpt, next to which it writes last-v1.ckpt if another callback has that name
+    kept = [lightning.pytorch.callbacks.ModelCheckpoint(dirpath=where, monitor="score", save_top_k=1, save_last=True, every_n_train_steps=3)]
+    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", logger=False, callbacks=kept, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(40, 5), batch_size=4), ckpt_path="last" if epochs == 3 else None)
+print("resumed", trainer.global_step)
+"""
+
+
+def test_lightning_takes_its_last_one(t):
+    """Where the best one has a name with a step, and the newest is last.ckpt, the answer is what `ckpt_path="last"` resumes from."""
+    python = os.environ.get("TESSERA_FRAMEWORKS")
+    if not python:
+        raise Skip("TESSERA_FRAMEWORKS names no Python with lightning")
+    p = subprocess.run([python, "-c", TRAIN_WORSE_AND_WORSE, t.at("run")], check=True, capture_output=True, text=True, timeout=300)
+    steps = {name: torch.load(t.at("run", name), weights_only=False)["global_step"] for name in os.listdir(t.at("run"))}
+    newest = max(steps, key=steps.get)
+    assert len(steps) >= 2 and newest.startswith("last") and "resumed 30" in p.stdout, (steps, p.stdout)
+    p = subprocess.run([t.path, "latest", t.at("run"), "--deep"], capture_output=True, text=True, timeout=120)
+    assert (p.returncode, p.stdout.rstrip("\n"), p.stderr) == (0, t.at("run", newest), ""), (p, steps)
+
+
 def test_deepspeed_loads_the_answer(t):
     check(t, "deepspeed")
     for name in ("saved", "run"):
