@@ -115,7 +115,8 @@ const cli_command cli_prune = {
     .examples =
         "tessera prune run/ --keep 3 --dry-run\nShow what would be removed if only the three newest checkpoints that would "
         "load were kept\n"
-        "tessera prune run/ --keep 3\nRemove the others, each marker first; files of other programs stay\n"
+        "tessera prune run/ --keep 3\nRemove the others, each marker first; files of other programs stay, and so does what a tracker "
+        "file, a symbolic link or another checkpoint that stays refers to\n"
         "tessera prune run/ --keep 1 --keep-every 1000\nKeep every 1000th step as well\n"
         "tessera prune s3://bucket/run --keep 5 --deep\nRead every byte first, in an object store\n",
     .run = run,

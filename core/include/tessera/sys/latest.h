@@ -23,8 +23,8 @@ typedef struct tsr_passed_over {
 
 typedef struct tsr_latest {
     bool found;
-    tsr_str path; /* below the run; empty if the run is a checkpoint itself and has no steps */
-    bool has_step;
+    tsr_str path;  /* below the run; empty if the run is a checkpoint itself and has no steps */
+    bool has_step; /* of less than 2^64 */
     uint64_t step;
     const tsr_passed_over *passed_over; /* the newest first */
     size_t passed_count;
@@ -42,10 +42,11 @@ typedef struct tsr_latest_options {
 } tsr_latest_options;
 
 /* Searches a run, up to three levels down, for directories and files with a step in their names. Validates them, the highest step
- * first, until one has no errors. Tracker files such as `latest` have no influence. If a step's directory contains several
- * checkpoints, all of them have to be valid. A run without steps may be a checkpoint itself, or contain one. Hidden directories and links
- * to the run itself do not belong to it. A link to one of its steps is that step, and hard links to all files of a checkpoint are the
- * same checkpoint.
+ * first, until one has no errors. Tracker files such as `latest` have no influence. The step of
+ * Lightning's last.ckpt is the one in it. A DCP without the state of an optimizer, which the step before has, is not valid. If a step's
+ * directory contains several checkpoints, all of them have to be valid. A run without steps may be a checkpoint itself, or contain one.
+ * Hidden directories and links to the run itself do not belong to it. A link to one of its steps is that step, and hard links to all files
+ * of a checkpoint are the same checkpoint.
  *
  * The result is in `arena`. `found` is false if no checkpoint is valid. May make the store list deeper levels. Errors: TSR_E_USAGE
  * if `store` is a file, if the newest step is in several runs, or if several checkpoints have no step, with their list;
