@@ -325,46 +325,50 @@ static tsr_status report_bad(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     return tsr_finding_add_failure(checkpoint->findings, "dcp/item", place, why, err);
 }
 
-static tsr_status check_end(const tsr_dcp_item *last, tsr_arena *scratch, tsr_error *err)
+tsr_status tsr_dcp_check_last(const tsr_dcp_item *last, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = last->checkpoint;
     const tsr_chunk *chunk = last->chunk;
-    const tsr_store_file *file = &checkpoint->store->files[chunk->file];
+    const tsr_str name = checkpoint->store->files[chunk->file].name, fqn = last->entry->fqn;
     tsr_torch_item item;
     tsr_view view;
     tsr_error why = {0};
-    if (chunk->byte_offset + chunk->byte_length >= file->size ||
-        tsr_dcp_transform_of(tsr_dcp_state_of(checkpoint), chunk) == TSR_DCP_EXTENDED)
-        return TSR_OK;
+    tsr_arena *scratch = tsr_arena_new(checkpoint->host->allocator, 0, err);
+    if (!scratch) return TSR_E_NOMEM;
     tsr_status status = tsr_dcp_open_item(*last, scratch, NULL, &item, &why);
     if (status == TSR_OK && last->entry->kind == TSR_ENTRY_TENSOR)
         status = view_of(last->entry, chunk, &item, scratch, &view, &why);
-    if (status == TSR_OK) return TSR_OK;
+    tsr_arena_free(scratch);
+    if (status == TSR_OK || tsr_dcp_transform_of(tsr_dcp_state_of(checkpoint), chunk) == TSR_DCP_EXTENDED) return TSR_OK;
     if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_fail(err, status, "%s", why.message);
-    return tsr_finding_add(checkpoint->findings, "dcp/item", (tsr_place){file->name, chunk->byte_offset, last->entry->fqn},
-                           err,
+    return tsr_finding_add(checkpoint->findings, "dcp/item", (tsr_place){name, chunk->byte_offset, fqn}, err,
                            "'%.*s' is longer than its items, and the last of them, of '%.*s', is not what .metadata states, "
                            "which may be left from an earlier save: %s",
-                           TSR_STR_ARG(file->name), TSR_STR_ARG(last->entry->fqn), why.message);
+                           TSR_STR_ARG(name), TSR_STR_ARG(fqn), why.message);
 }
 
 tsr_status tsr_dcp_check_ends(tsr_checkpoint *checkpoint, const tsr_entry *entries, uint64_t count, tsr_error *err)
 {
-    const uint32_t files = checkpoint->store->file_count;
-    tsr_arena *scratch = tsr_arena_new(checkpoint->host->allocator, 0, err);
-    tsr_dcp_item *last = scratch ? tsr_arena_array(scratch, files, sizeof *last, err) : NULL;
+    const tsr_store *store = checkpoint->store;
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    tsr_dcp_item *last = tsr_alloc(allocator, (size_t)store->file_count + 1, sizeof *last, err);
     tsr_status status = last ? TSR_OK : TSR_E_NOMEM;
+    if (last) memset(last, 0, store->file_count * sizeof *last);
     for (uint64_t e = 0; e < count && last; e++)
         for (uint64_t c = 0; c < entries[e].chunk_count; c++) {
             const tsr_chunk *chunk = &entries[e].chunks[c];
-            if (chunk->view || chunk->file >= files) continue;
+            if (chunk->view || chunk->file >= store->file_count) continue;
             const tsr_chunk *before = last[chunk->file].chunk;
             if (!before || before->byte_offset < chunk->byte_offset)
                 last[chunk->file] = (tsr_dcp_item){checkpoint, &entries[e], chunk};
         }
-    for (uint32_t f = 0; f < files && status == TSR_OK; f++)
-        if (last[f].chunk) status = check_end(&last[f], scratch, err);
-    tsr_arena_free(scratch);
+    for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
+        const tsr_chunk *chunk = last[f].chunk;
+        if (!chunk || chunk->byte_offset + chunk->byte_length >= store->files[f].size) continue;
+        status = tsr_host_load(checkpoint->host, err);
+        if (status == TSR_OK) status = tsr_dcp_check_last(&last[f], err);
+    }
+    tsr_free(allocator, last, (size_t)store->file_count + 1, sizeof *last);
     return status;
 }
 
