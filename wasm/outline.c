@@ -7,6 +7,7 @@
 #include "tessera/store.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,7 +298,7 @@ static bool parse_size(tsr_str text, double *bytes)
     if (text.size == 0 || text.size >= sizeof copy) return false;
     for (size_t i = 0; i < text.size; i++)
         copy[i] = text.data[i] >= 'a' && text.data[i] <= 'z' ? (char)(text.data[i] - 32) : text.data[i];
-    *bytes = strtod(copy, &unit);
+    *bytes = tsr_real_read(copy, &unit);
     if (unit == copy) return false;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         if (strcmp(unit, units[i].unit) == 0) {

@@ -240,23 +240,15 @@ void tsr_json_uint(tsr_json *json, uint64_t value)
 
 void tsr_json_double(tsr_json *json, double value)
 {
-    char shortest[TSR_REAL_TEXT], text[48];
-    size_t size = 0;
+    char text[TSR_REAL_TEXT + 2];
     if (!isfinite(value)) {
         tsr_json_text(json, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
     for (int digits = 15; digits <= 17; digits++) {
-        if (strtod(tsr_real_text(value, digits, shortest), NULL) == value) break;
+        if (tsr_real_read(tsr_real_text(value, digits, text), NULL) == value) break;
     }
-    /* The decimal point depends on the locale, and may have several bytes. */
-    for (const char *c = shortest; *c; c++) {
-        bool kept = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
-        if (kept) text[size++] = *c;
-        else if (size && text[size - 1] != '.') text[size++] = '.';
-    }
-    text[size] = 0;
-    if (!strpbrk(text, ".e")) memcpy(text + size, ".0", 3);
+    if (!strpbrk(text, ".e")) strcat(text, ".0");
     token(json, text);
 }
 

@@ -42,7 +42,7 @@ static int fewest_digits(double value, bool single)
     char text[TSR_REAL_TEXT];
     int digits = 1;
     for (; digits < 17; digits++) {
-        double back = strtod(tsr_real_text(value, digits, text), NULL);
+        double back = tsr_real_read(tsr_real_text(value, digits, text), NULL);
         if (single ? (float)back == (float)value : back == value) break;
     }
     return digits;
@@ -58,7 +58,7 @@ void tsr_line_real(tsr_line *line, double value, bool single)
     tsr_real_text(value, fewest_digits(value, single), text);
     /* %g uses an exponent if there are fewer digits than places before the point. */
     if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e'))
-        tsr_real_text(strtod(text, NULL), 17, text);
+        tsr_real_text(tsr_real_read(text, NULL), 17, text);
     tsr_line_put(line, text, strlen(text));
 }
 

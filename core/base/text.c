@@ -52,7 +52,7 @@ bool tsr_size_parse(const char *text, uint64_t *bytes)
                  {"GiB", 1073741824.0},
                  {"TiB", 1099511627776.0}};
     char *end;
-    const double number = strtod(text, &end);
+    const double number = tsr_real_read(text, &end);
     if (end == text || !(number >= 0)) return false;
     while (*end == ' ') end++;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {

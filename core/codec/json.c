@@ -68,7 +68,8 @@ static tsr_status check_range(checker *c, size_t from)
 {
     char copy[MAX_NUMBER + 1] = {0};
     memcpy(copy, c->text.data + from, c->at - from);
-    TSR_FAIL_AT(isinf(strtod(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is outside the range of a double", copy);
+    TSR_FAIL_AT(isinf(tsr_real_read(copy, NULL)), c->err, TSR_E_FORMAT, from, "json: %s is outside the range of a double",
+                copy);
     return TSR_OK;
 }
 

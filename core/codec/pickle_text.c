@@ -116,7 +116,7 @@ static tsr_ref float_of(machine *m, tsr_str text)
         copy[i] = text.data[i];
     }
     copy[text.size] = '\0';
-    double value = strtod(copy, &end);
+    double value = tsr_real_read(copy, &end);
     return end == copy + text.size ? tsr_pickle_make_float(m, value) : bad_number(m, text);
 }
 

@@ -68,7 +68,7 @@ static bool read_number(const char *value, char first, uint64_t *out)
 static bool read_real(const char *value, double *out)
 {
     char *end;
-    *out = strtod(value, &end);
+    *out = tsr_real_read(value, &end);
     return end != value && *end == '\0' && *out >= 0;
 }
 

@@ -357,7 +357,7 @@ static void put_identity(tsr_json *json, tsr_str id)
         tsr_json_int(json, whole);
         return;
     }
-    double real = strtod(digits, &end);
+    double real = tsr_real_read(digits, &end);
     bool quoted = id.size > 1 && id.data[0] == '"' && id.data[id.size - 1] == '"';
     if (size && *end == 0) tsr_json_double(json, real);
     else if (tsr_str_equal(id, TSR_STR("true")) || tsr_str_equal(id, TSR_STR("false"))) tsr_json_bool(json, id.size == 4);

@@ -2,6 +2,7 @@
 #include "io/transport.h"
 
 #include "io/sys.h"
+#include "tessera/sys/text.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -717,7 +718,7 @@ static bool read_budget(double *seconds)
     char *end = NULL;
     *seconds = DEFAULT_BUDGET;
     if (!given || !*given) return true;
-    const double asked = strtod(given, &end);
+    const double asked = tsr_real_read(given, &end);
     if (*end || !(asked >= 1 && asked <= MOST_BUDGET)) return false;
     *seconds = asked;
     return true;

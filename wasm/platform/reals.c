@@ -36,3 +36,8 @@ double strtod(const char *restrict text, char **restrict end)
     if (end) *end = (char *)text + used;
     return value;
 }
+
+double tsr_real_read(const char *text, char **end)
+{
+    return strtod(text, end);
+}

@@ -7,6 +7,7 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/merge.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 typedef struct merging {
@@ -59,7 +60,7 @@ static tsr_status set_weights(merging *m, tsr_error *err)
                          m->count, given->count);
     for (size_t i = 0; i < m->count; i++) {
         char *end = NULL;
-        m->inputs[i].weight = given->count ? strtod(given->items[i], &end) : 1;
+        m->inputs[i].weight = given->count ? tsr_real_read(given->items[i], &end) : 1;
         const bool is_number =
             !given->count || (end != given->items[i] && !*end && m->inputs[i].weight - m->inputs[i].weight == 0);
         if (!is_number)

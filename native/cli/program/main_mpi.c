@@ -12,6 +12,7 @@
 #include "cli/program/session.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/text.h"
 
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
@@ -220,7 +221,7 @@ static bool is_connected(const cli_launch *launch)
 static double peer_limit(void)
 {
     const char *text = getenv("TESSERA_PEER_LIMIT");
-    const double seconds = text ? strtod(text, NULL) : 0;
+    const double seconds = text ? tsr_real_read(text, NULL) : 0;
     return seconds != 0 ? seconds : TSR_MPI_PEER_LIMIT;
 }
 

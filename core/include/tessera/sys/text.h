@@ -22,10 +22,16 @@ const char *tsr_number_text(uint64_t number, char out[TSR_NUMBER_TEXT]);
 /* "s" for a count that needs a plural: `"%zu file%s", count, TSR_PLURAL(count)`. */
 #define TSR_PLURAL(count) ((count) == 1 ? "" : "s")
 
-/* A number with at most `digits` (1 to 17) significant digits, as C's "%.*g" has it. Only this prints floating-point numbers: the
- * formats of other functions have no %g and no %f. Returns `out`. */
+/* A number with at most `digits` (1 to 17) significant digits, as C's "%.*g" has it in the C locale, whatever the locale is. Only this
+ * prints floating-point numbers: the formats of other functions have no %g and no %f. Returns `out`. */
 enum { TSR_REAL_TEXT = 40 };
 const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT]);
+
+/* The number at the beginning of `text`, as C's strtod reads it in the C locale, whatever the locale is. Of a text of TSR_REAL_READ bytes
+ * or more only the beginning may be read. `*end` (may be NULL) becomes what follows the number, or `text` if there is none. Only this
+ * reads floating-point numbers. */
+enum { TSR_REAL_READ = 512 };
+double tsr_real_read(const char *text, char **end);
 
 /* A size in bytes as options have it: "64MB" is decimal, "64MiB" binary, a bare number bytes. false: `text` is not one, or less than
  * one byte. */
