@@ -19,7 +19,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAX_OPEN_FILES 256
 #define MAP_FROM_BYTES (1u << 20)
 /* Smaller differences do not count: on some file systems, tiny files take less space than they have bytes. */
 #define WORTH_HOLES (1u << 20)
@@ -324,8 +323,8 @@ static tsr_status take_list(directory_store *store, tsr_vec *list, tsr_error *er
 
 /* ---- reading ---- */
 
-/* Closes one idle descriptor if there is any. The caller must hold the lock. */
-static void close_idle(directory_store *store)
+/* Closes one idle descriptor. Returns false if there is none. The caller must hold the lock. */
+static bool close_idle(directory_store *store)
 {
     assert(tsr_is_locked(&store->lock));
     for (uint32_t step = 0; step < store->base.file_count; step++) {
@@ -335,8 +334,10 @@ static void close_idle(directory_store *store)
         store->sys->close(store->sys, s->fd);
         s->fd = -1;
         store->open_files--;
-        return;
+        tsr_sys_keep(-1);
+        return true;
     }
+    return false;
 }
 
 static tsr_status acquire(directory_store *store, uint32_t file, int *fd, tsr_error *err)
@@ -346,12 +347,16 @@ static tsr_status acquire(directory_store *store, uint32_t file, int *fd, tsr_er
     pthread_mutex_lock(&store->lock);
     slot *s = &store->slots[file];
     if (s->fd < 0) {
-        if (store->open_files >= MAX_OPEN_FILES) close_idle(store);
+        if (tsr_sys_keeps_many(store->open_files)) close_idle(store);
         /* O_NONBLOCK, because opening a file that has become a pipe since it was listed must not block. */
         do s->fd = store->sys->open_at(store->sys, store->directory, name, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
-        while (s->fd < 0 && errno == EINTR);
-        if (s->fd < 0) status = tsr_sys_raise(err, "open", name);
-        else store->open_files++;
+        while (s->fd < 0 && (errno == EINTR || (errno == EMFILE && close_idle(store))));
+        if (s->fd < 0) {
+            status = tsr_sys_raise(err, "open", name);
+        } else {
+            store->open_files++;
+            tsr_sys_keep(1);
+        }
     }
     if (status == TSR_OK) {
         s->users++;
@@ -421,6 +426,7 @@ static void close_slots(directory_store *store)
     for (uint32_t i = 0; i < store->base.file_count; i++) {
         if (store->slots[i].fd >= 0) store->sys->close(store->sys, store->slots[i].fd);
     }
+    tsr_sys_keep(-(int32_t)store->open_files);
     store->open_files = store->hand = 0;
 }
 

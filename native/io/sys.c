@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -341,6 +342,21 @@ bool tsr_is_name_below(tsr_str name, size_t longest)
         name = (tsr_str){slash + 1, name.size - size - 1};
     }
     return is_component(name, longest);
+}
+
+/* ---- files that are kept open ---- */
+
+static atomic_uint_fast32_t kept;
+
+bool tsr_sys_keeps_many(uint32_t own)
+{
+    const long allowed = sysconf(_SC_OPEN_MAX); /* -1: no limit */
+    return own >= TSR_SYS_KEPT_FILES || (allowed >= 0 && atomic_load(&kept) >= (unsigned long)allowed / 2);
+}
+
+void tsr_sys_keep(int32_t change)
+{
+    atomic_fetch_add(&kept, (uint_fast32_t)change);
 }
 
 /* ---- threads of a forked process ---- */

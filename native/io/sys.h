@@ -70,6 +70,14 @@ void tsr_sys_stop_naming(void);
 int tsr_sys_open(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode);
 tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error *err);
 
+/* Files that stores and outputs keep open for their next use. A store or an output has at most TSR_SYS_KEPT_FILES of them, and all
+ * together at most half of the descriptors that the process may have (ulimit -n): a merge reads many checkpoints, and directories,
+ * connections and the rest of the program need some, too. */
+#define TSR_SYS_KEPT_FILES 256
+/* Whether one that keeps `own` files should close an idle one before it opens another. Thread-safe. */
+bool tsr_sys_keeps_many(uint32_t own);
+void tsr_sys_keep(int32_t change); /* counts files that were opened, or, below 0, closed; thread-safe */
+
 /* The system's words for a value of errno. `text` may be used for them. Thread-safe. */
 const char *tsr_sys_reason(int code, char *text, size_t size);
 /* Raises TSR_E_IO (TSR_E_NOT_FOUND for ENOENT, TSR_E_EXISTS for EEXIST, TSR_E_CANCELLED for ECANCELED): "cannot <what> '<name>': <errno's text>". */

@@ -10,23 +10,26 @@
 
 /* ---- output files ---- */
 
-/* The descriptors of an output's files. At most MAX_OPEN_FILES are open; to open another one, a file that nobody uses is
- * closed. */
-
-#define MAX_OPEN_FILES 256
+/* The descriptors of an output's files. Where many are open, one that nobody uses is closed before another one is opened. */
 
 void tsr_output_make_room(directory_output *output)
 {
     assert(tsr_is_locked(&output->lock));
-    if (output->open_files < MAX_OPEN_FILES) return;
+    if (!tsr_sys_keeps_many(output->open_files)) return;
     for (uint32_t i = 0; i < output->files.count; i++) {
         output_file *f = tsr_output_file(output, i);
         if (f->fd < 0 || f->users) continue;
         output->sys->close(output->sys, f->fd);
         f->fd = -1;
-        output->open_files--;
+        tsr_output_keep(output, -1);
         return;
     }
+}
+
+void tsr_output_keep(directory_output *output, int32_t change)
+{
+    output->open_files += (uint32_t)change;
+    tsr_sys_keep(change);
 }
 
 int tsr_output_open_file(directory_output *output, const char *name)
@@ -45,7 +48,7 @@ tsr_status tsr_output_take(directory_output *output, uint32_t file, int *fd, con
         tsr_output_make_room(output);
         f->fd = tsr_output_open_file(output, f->temporary);
         if (f->fd < 0) status = tsr_sys_raise(tsr_naming(err), "open", f->name);
-        else output->open_files++;
+        else tsr_output_keep(output, 1);
     }
     if (status == TSR_OK) {
         f->users++;

@@ -207,7 +207,7 @@ static tsr_status add_file(directory_output *output, tsr_str name, uint64_t size
         if (file.fd >= 0) output->sys->close(output->sys, file.fd);
         return status;
     }
-    output->open_files++;
+    tsr_output_keep(output, 1);
     *number = (uint32_t)output->files.count;
     file.unsynced = output->unsynced_names = true;
     *(output_file *)tsr_vec_push(&output->files, err) = file; /* cannot fail: room was made before */
@@ -550,6 +550,7 @@ static void output_close(tsr_output *base)
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (tsr_output_file(output, i)->fd >= 0) output->sys->close(output->sys, tsr_output_file(output, i)->fd);
     }
+    tsr_output_keep(output, -(int32_t)output->open_files);
     if (!output->published && output->options.unfinished == TSR_UNFINISHED_REMOVED) tsr_output_discard(output);
     if (output->work >= 0 && output->work != output->parent) output->sys->close(output->sys, output->work);
     if (output->parent >= 0) output->sys->close(output->sys, output->parent);

@@ -84,8 +84,10 @@ tsr_status tsr_output_take(directory_output *output, uint32_t file, int *fd, con
 void tsr_output_give(directory_output *output, uint32_t file);
 
 #define TSR_MAX_TRIES 1000 /* how many temporary names are tried */
-/* Closes a file that nobody uses if the limit of open files is reached. The caller holds the lock. */
+/* Closes a file that nobody uses if many are open. The caller holds the lock. */
 void tsr_output_make_room(directory_output *output);
+/* Counts files that were opened, or, below 0, closed. */
+void tsr_output_keep(directory_output *output, int32_t change);
 /* Opens an existing file in `work`; -1 with errno. */
 int tsr_output_open_file(directory_output *output, const char *name);
 
