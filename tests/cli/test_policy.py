@@ -120,6 +120,9 @@ def test_policy_each_command_lists_exactly_the_rules_that_it_accepts(t):
     lists = {"validate": listed(t, "validate", "--list-rules"), "diff": listed(t, "diff", "--list-rules")}
     need([rule["id"] for rule in t.json("explain", "--json")["rules"]] == known, "the document has other rules")
     need([rule["id"] for rule in t.json("explain", "diff/value", "--json")["rules"]] == ["diff/value"], "one rule is not alone")
+    for command, rules in lists.items():
+        for json in ("--json", "--format=json"):
+            need([rule["id"] for rule in t.json(command, "--list-rules", json)["rules"]] == rules, f"{command} {json}: the document has other rules")
     need(sorted(lists["validate"] + lists["diff"]) == known and "diff/value" in known and "values/nan" in known, "a rule is in no list or in both")
     for command, paths in (("validate", (CKPT,)), ("diff", (CKPT, CKPT))):
         for rule in known:

@@ -251,8 +251,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     const char *path = NULL;
     if (c.arguments->list_rules) {
         const tsr_policy_scope scope = TSR_POLICY_DIFF;
-        cli_put_rules(&program->out, &scope);
-        return CLI_DONE;
+        return cli_put_rules(program, &scope);
     }
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
     cli_allow_expansion(program, c.arguments->allow_expansion);

@@ -7,7 +7,7 @@
 
 #include "tessera/sys/finding_add.h"
 
-void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope)
+static void put_table(const cli_terminal *terminal, const tsr_policy_scope *scope)
 {
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
@@ -22,8 +22,8 @@ void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope)
     }
 }
 
-/* Writes the document of one rule, or of all rules (NULL). */
-static int put_json(const cli *program, const tsr_rule *only)
+/* Writes the document of one rule, or of the rules of `scope`, or of all rules (both NULL). */
+static int put_json(const cli *program, const tsr_rule *only, const tsr_policy_scope *scope)
 {
     tsr_json json;
     tsr_error err = {0};
@@ -34,7 +34,7 @@ static int put_json(const cli *program, const tsr_rule *only)
     tsr_json_put_text(&json, "schema", "tessera.rules/1");
     tsr_json_put_array(&json, "rules");
     for (size_t i = 0; i < count; i++) {
-        if (only && only != &rules[i]) continue;
+        if ((only && only != &rules[i]) || (scope && !tsr_policy_has_rule(*scope, &rules[i]))) continue;
         tsr_json_object(&json);
         tsr_json_put_text(&json, "id", rules[i].id);
         tsr_json_put_text(&json, "level", tsr_level_name(rules[i].level));
@@ -47,16 +47,20 @@ static int put_json(const cli *program, const tsr_rule *only)
     return tsr_json_finish(&json) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
+int cli_put_rules(const cli *program, const tsr_policy_scope *scope)
+{
+    const tsr_command_options *o = &program->options;
+    if (o->json || o->format == CLI_REPORT_JSON) return put_json(program, NULL, scope);
+    put_table(&program->out, scope);
+    return CLI_DONE;
+}
+
 static int run(cli *program, const tsr_command_options *arguments)
 {
-    if (program->operands.count == 0) {
-        if (arguments->json) return put_json(program, NULL);
-        cli_put_rules(&program->out, NULL);
-        return CLI_DONE;
-    }
+    if (program->operands.count == 0) return cli_put_rules(program, NULL);
     const char *id = program->operands.items[0];
     const tsr_rule *rule = tsr_rule_find(id);
-    if (rule && arguments->json) return put_json(program, rule);
+    if (rule && arguments->json) return put_json(program, rule, NULL);
     if (!rule) {
         const tsr_rule *meant = tsr_rule_suggest(id);
         if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant->id);

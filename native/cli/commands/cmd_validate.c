@@ -254,8 +254,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     contracts all = {0};
     if (arguments->list_rules) {
         const tsr_policy_scope scope = TSR_POLICY_VALIDATE;
-        cli_put_rules(&program->out, &scope);
-        return CLI_DONE;
+        return cli_put_rules(program, &scope);
     }
     if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
     if (arguments->prefix && !arguments->against) return cli_fail(program, "--prefix needs --against FILE");

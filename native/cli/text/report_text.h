@@ -33,7 +33,7 @@ int cli_totals_status(const uint64_t totals[TSR_ERROR + 1], unsigned fail_on);
 
 /* Prints findings for people on stdout, one per paragraph, errors first, at most `most` (0: all). */
 void cli_put_findings(const cli_terminal *terminal, const tsr_findings *findings, size_t most);
-/* Prints the table of the rules of `scope` (NULL: all rules). */
-void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope);
+/* Prints the rules of `scope` (NULL: all rules) as a table, or with --json as the tessera.rules/1 document. Returns the exit status. */
+int cli_put_rules(const cli *program, const tsr_policy_scope *scope);
 
 #endif
