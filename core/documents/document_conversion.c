@@ -68,8 +68,9 @@ static tsr_str name_some(const tsr_conversion *conversion, bool (*picks)(const t
             more++;
             continue;
         }
+        const tsr_str fqn = row->entry->fqn.size ? row->entry->fqn : TSR_STR("(root)");
         if (named++) tsr_line_put(&line, ", ", 2);
-        tsr_line_put(&line, row->entry->fqn.data, row->entry->fqn.size);
+        tsr_line_put(&line, fqn.data, fqn.size);
     }
     if (more) tsr_line_format(&line, " and %" PRIu64 " more", more);
     return tsr_arena_str(arena, (tsr_str){names, line.used}, err);

@@ -2,7 +2,8 @@
 import json
 import struct
 
-from harness import need, st_write, test
+import pickles
+from harness import need, sample, st_write, test
 
 
 def numbers(*values):
@@ -24,6 +25,22 @@ def test_renames_apply_to_the_result_of_those_before_them(t):
         need(names_in(t, t.at("out.safetensors")) == want, f"{options}: {names_in(t, t.at('out.safetensors'))}")
         unused = [o for o in options if o == "m.enc.=x."]
         need(p.stderr.decode().count("warning: --rename") == len(unused), p.stderr)
+
+
+@test
+def test_a_key_without_characters_is_not_the_root(t):
+    """Names that do not change keep their paths, also where no path could be told from the name."""
+    path, _ = sample("torch_objects")
+    need("" in names_in(t, path) and len(names_in(t, path)) > 1, "the sample has no such key")
+    t.run("convert", path, t.at("out.pt"), "--to", "torch", "--canonical")
+    t.run("diff", path, t.at("out.pt"), "--values")
+
+
+@test
+def test_warnings_name_an_object_that_is_the_whole_file(t):
+    path = pickles.write(t.at("root.pt"), pickles.archive(b"\x80\x02" + pickles.call(pickles.glob("datetime", "timedelta"), b"K\1", b"K\2", b"K\3") + b"."))
+    said = t.run("convert", path, t.at("out.pt"), "--to", "torch").stderr
+    need(b"will refuse: (root)\n" in said, said)
 
 
 @test
