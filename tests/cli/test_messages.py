@@ -122,6 +122,11 @@ def test_messages_about_a_document_do_not_begin_with_the_source(t):
         need(message.endswith(f", in {command[-2]} document\n") and source not in message and path not in message, f"{command}: {message}")
     message = t.run("validate", path, "--baseline", document, status=2).stderr.decode()
     need(message.endswith(f", in --baseline {document}\n") and path not in message, message)
+    nowhere = t.at("nowhere")
+    for command in (["inspect", path, "--also", nowhere], ["convert", path, out, "--also", nowhere], ["fqn", "--checkpoint", path, "--against", nowhere], ["convert", path, out, "--against", nowhere],
+                    ["convert", path, out, "--lora", nowhere]):
+        message = t.run(*command, status=2).stderr.decode()
+        need(nowhere in message and path not in message, f"{command}: {message}")
     for command in (["optim", "flatten", source, out, "--at", "none"], ["optim", "unflatten", source, out]):
         message = t.run(*command, status=2).stderr.decode()
         need(message.startswith(f"tessera: {source}: ") and message.count(source) == 1, f"{command}: {message}")
