@@ -130,3 +130,13 @@ def test_messages_about_a_document_do_not_begin_with_the_source(t):
     for command in (["optim", "flatten", source, out, "--at", "none"], ["optim", "unflatten", source, out]):
         message = t.run(*command, status=2).stderr.decode()
         need(message.startswith(f"tessera: {source}: ") and message.count(source) == 1, f"{command}: {message}")
+
+
+@test
+def test_a_failed_download_is_not_called_a_long_header(t):
+    for answer in (b"Entry not found", b"Access to model x is restricted.", b"HTTP/1.1 404 Not Found\r\n"):
+        with open(t.at("model.safetensors"), "wb") as f:
+            f.write(answer)
+        for command in (("inspect",), ("validate", "--deep")):
+            message = t.run(*command, t.at("model.safetensors"), status=2).stderr.decode()
+            need(f"begins with the text '{answer[:8].decode()}'" in message and "failed download" in message, message)

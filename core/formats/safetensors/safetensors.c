@@ -187,6 +187,13 @@ static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, 
                 "safetensors: %" PRIu64 " bytes are too few for the header's length", size);
     TSR_TRY(tsr_store_read(store, file, offset, bytes, LENGTH_SIZE, err));
     *length = tsr_load_le(bytes, LENGTH_SIZE);
+    bool is_text = true;
+    for (size_t i = 0; i < LENGTH_SIZE; i++) is_text = is_text && bytes[i] >= ' ' && bytes[i] <= '~';
+    TSR_FAIL_AT(
+        is_text, err, TSR_E_FORMAT, offset,
+        "safetensors: the file begins with the text '%.*s' instead of the header's length; it may be the answer of a server "
+        "to a failed download",
+        LENGTH_SIZE, (const char *)bytes);
     TSR_FAIL_AT(*length > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_FORMAT, offset,
                 "safetensors: the header has %" PRIu64 " bytes, but the format allows only %u", *length,
                 TSR_SAFETENSORS_MAX_HEADER);
