@@ -508,6 +508,8 @@ tsr_status tsr_optim_request_check(const tsr_optim_request *r, tsr_error *err)
     TSR_FAIL_IF(r->part.data && unshard, err, TSR_E_USAGE,
                 "--part cannot be used with optim unshard, which reads the files that FLAT.json lists");
     TSR_FAIL_IF(r->sharded && r->has_world_size, err, TSR_E_USAGE, "--sharded keeps the world size; remove --world-size");
+    TSR_FAIL_IF(r->has_world_size && r->action != TSR_OPTIM_SHARD, err, TSR_E_USAGE,
+                "--world-size can only be used with optim shard");
     TSR_FAIL_IF(is_about_shards(r) && !r->flat_params.text.data, err, TSR_E_USAGE,
                 "optim %s needs --flat-params FLAT.json; see tessera help optim", tsr_optim_action_names[r->action]);
     TSR_FAIL_IF(r->action == TSR_OPTIM_TO_FQN && !r->modules.text.data, err, TSR_E_USAGE,

@@ -130,6 +130,7 @@ def test_usage(t):
         (("--versoin",), 2, "^$", "there is no option --versoin; did you mean --version"),
         (("--quiet", "inspect", small), 2, "^$", "the command must come first"),
         (("map", "lst"), 2, "^$", "map takes list, show or suggest, not 'lst'; did you mean 'list'"),
+        (("map", "list", "--values"), 2, "^$", "--values can only be used with map suggest"),
         (("map", "show"), 2, "^$", "map show needs NAME"),
         (("map", "show", "meta-lama"), 2, "^$", "did you mean 'meta-llama'"),
         (("map", "list", "all"), 2, "^$", "unexpected argument 'all'"),
@@ -624,6 +625,7 @@ def test_optim_there_and_back(t):
     need(digests == {n[len("optim."):]: w["sha256"] for n, w in want["entries"].items() if n.startswith("optim.state.")}, "other bytes after a round trip")
     for args, part in ((("flaten", path, t.at("x.pt")), "did you mean 'flatten'"), (("shard", path, t.at("x")), "--flat-params"), (("to-fqn", path, t.at("x.pt")), "--modules"),
                        (("flatten", path, t.at("x.pt"), "--at", "nosuch"), "no 'nosuch'"), (("shard", path, t.at("x"), "--sharded"), "--sharded can only be used with optim unshard"),
+                       (("flatten", path, t.at("x.pt"), "--world-size", 2), "--world-size can only be used with optim shard"),
                        (("flatten", path, t.at("flat.pt")), "exists")):
         need(part in t.run("optim", *args, status=2).stderr.decode(), f"optim {args[0]}: no '{part}'")
     need(sorted(os.listdir(t.directory)) == ["again.pt", "flat.pt", "nested.pt"], os.listdir(t.directory))

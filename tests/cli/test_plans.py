@@ -176,6 +176,8 @@ def test_exec_refuses_stale_plans(t):
     json.dump(plan, open(t.at("plan.json"), "w"))
     doc = t.json("exec", t.at("plan.json"), t.at("out"), "--dry-run", "--json")
     need(doc["dry_run"] and doc["files"] and not os.path.exists(t.at("out")), "a dry run wrote")
+    said = t.run("exec", t.at("plan.json"), t.at("out"), "--share", "1/2", "--dry-run").stderr.decode()
+    need(said == f"would write share 1 of 2 of {t.at('out')}\n", said)
     file = plan["source"]["files"][0]
     refused(edited(format="torch-zip"), "format is dcp", "made for torch-zip")
     refused(edited(digest={"algorithm": plan["source"]["digest"]["algorithm"], "digest": "00"}), "digest is", "made for 00")

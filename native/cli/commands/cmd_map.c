@@ -85,6 +85,8 @@ static int run(cli *program, const tsr_command_options *arguments)
     const char *what = program->operands.items[0];
     for (size_t k = 0; kinds[k].name; k++) {
         if (strcmp(kinds[k].name, what) != 0) continue;
+        if (arguments->values && kinds[k].run != suggest)
+            return cli_fail(program, "--values can only be used with map suggest");
         const bool fits = cli_check_operands(program, true, kinds[k].operands, kinds[k].count, kinds[k].count);
         return fits ? kinds[k].run(program, arguments) : CLI_TROUBLE;
     }

@@ -189,9 +189,11 @@ static void report_text(const cli_writing *w)
                 cli_plural(w->job.units, "unit").text, w->job.units_found == 1 ? "was" : "were");
     }
     if (w->share && !w->job.published) {
-        fprintf(stderr, "share %" PRIu64 " of %" PRIu64 " of ", w->share, w->shares);
+        fprintf(stderr, "%sshare %" PRIu64 " of %" PRIu64 " of ", w->options->dry_run ? "would write " : "", w->share,
+                w->shares);
         cli_put(stderr, tsr_str_from(w->destination));
-        fprintf(stderr, " is done; %.2f s\n", w->seconds);
+        if (!w->options->dry_run) fprintf(stderr, " is done; %.2f s", w->seconds);
+        fputc('\n', stderr);
         return;
     }
     fprintf(stderr, "%s ", w->options->dry_run ? "would write" : "wrote");
