@@ -606,6 +606,8 @@ def test_fqn_prefix(t):
     doc = t.json("fqn", "--checkpoint", t.at("a.safetensors"), "--prefix", "model.", "--against", t.at("b.safetensors"), "--json")["against"]
     need(sorted((p["from"], p["to"]) for p in doc["pairs"]) == [("module.b", "b"), ("module.w", "w")] and not doc["missing"] and not doc["unexpected"], doc)
     need(b"--prefix needs --checkpoint" in t.run("fqn", t.at("m.json"), "--prefix", "model.", status=2).stderr, "--prefix alone")
+    for option in (("--part", "model"), ("--step", "latest"), ("--also", t.at("b")), ("--shards", "vllm"), ("--salvage",)):
+        need(b"need --checkpoint" in t.run("fqn", t.at("m.json"), *option, status=2).stderr, f"{option} alone")
 
 
 @test

@@ -457,6 +457,11 @@ static void put_text(const cli *program, const answer *a)
     if (a->compared) put_against_text(program, &a->against);
 }
 
+static bool chooses_source(const tsr_source_options *source)
+{
+    return source->part || source->step || source->also.count || source->shards || source->salvage;
+}
+
 static int run(cli *program, const tsr_command_options *arguments)
 {
     tsr_error err = {0};
@@ -465,6 +470,8 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
     if ((arguments->map || arguments->inverse) && !arguments->checkpoint)
         return cli_fail(program, "--map needs --checkpoint PATH");
+    if (!arguments->checkpoint && chooses_source(&program->options.source))
+        return cli_fail(program, "--part, --step, --also, --shards and --salvage need --checkpoint PATH");
     if (!arguments->checkpoint && program->operands.count == 0)
         return cli_fail(program, "fqn needs MODULES.json or --checkpoint PATH; see tessera help fqn");
     if (arguments->checkpoint && program->operands.count + (arguments->against != NULL) > 1)
