@@ -204,16 +204,31 @@ tsr_status cli_unchanged(const cli_session *session, tsr_error *err)
 
 /* ---- progress ---- */
 
+/* Draws over the whole line but its last column, behind which terminals go on to the next line. Blanks erase what was there, because
+ * not every terminal (TERM=dumb) knows the code for that. */
+static void draw_line(const cli_progress *p, const char *text)
+{
+    const int width = (int)p->program->err.columns - 1;
+    fprintf(stderr, "\r%-*.*s", width, width, text);
+    fflush(stderr);
+}
+
+/* What does not fit in the line is left out. */
 static void draw(cli_progress *p, uint64_t byte_done, uint64_t byte_total, double now)
 {
-    double elapsed = now - p->started, rate = elapsed > 0 ? (double)byte_done / elapsed : 0;
-    cli_words done = cli_bytes(byte_done), total = cli_bytes(byte_total), speed = cli_bytes((uint64_t)rate);
-    fprintf(stderr, "\r%s %3.0f %%  %s of %s  %s/s", p->what,
-            byte_total ? 100.0 * (double)byte_done / (double)byte_total : 100.0, done.text, total.text, speed.text);
-    if (rate > 0 && byte_total > byte_done && elapsed > 0.5)
-        fprintf(stderr, "  %.0f s left", (double)(byte_total - byte_done) / rate);
-    fputs("\x1b[K", stderr);
-    fflush(stderr);
+    const double elapsed = now - p->started, rate = elapsed > 0 ? (double)byte_done / elapsed : 0;
+    const double left = rate > 0 && byte_total > byte_done && elapsed > 0.5 ? (double)(byte_total - byte_done) / rate : -1;
+    char line[512], parts[3][128] = {"", "", ""};
+    size_t used = (size_t)snprintf(line, sizeof line, "%.99s %3.0f %%", p->what,
+                                   byte_total ? 100.0 * (double)byte_done / (double)byte_total : 100.0);
+    snprintf(parts[0], sizeof parts[0], "  %s of %s", cli_bytes(byte_done).text, cli_bytes(byte_total).text);
+    snprintf(parts[1], sizeof parts[1], "  %s/s", cli_bytes((uint64_t)rate).text);
+    if (left >= 0) snprintf(parts[2], sizeof parts[2], "  %.0f s left", left);
+    for (size_t i = 0; i < 3; i++) {
+        if (used + strlen(parts[i]) < p->program->err.columns)
+            used += (size_t)snprintf(line + used, sizeof line - used, "%s", parts[i]);
+    }
+    draw_line(p, line);
 }
 
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
@@ -242,7 +257,8 @@ void cli_progress_start(cli_progress *progress, const cli *program, const char *
 void cli_progress_end(cli_progress *progress)
 {
     if (progress->visible && !progress->program->caller && progress->drawn > progress->started) {
-        fputs("\r\x1b[K", stderr);
+        draw_line(progress, "");
+        fputc('\r', stderr);
         fflush(stderr);
     }
 }
