@@ -53,9 +53,42 @@ static int posix_open_at(const tsr_sys *sys, int directory, const char *name, in
     return end_naming(openat(directory, name, flags | O_CLOEXEC, (mode_t)mode));
 }
 
+/* Descriptors that have a lock, plus 1; 0 is an unused place. A child of a fork gets copies of the descriptors, and a lock lasts until
+ * the last copy is closed. It is therefore released when it is closed here, whatever children there are, and a child closes its copies:
+ * the lock ends with the process that took it. A lock for which there is no place lasts as long as its copies. */
+enum { MOST_LOCKS = 64 };
+static atomic_int locked[MOST_LOCKS];
+
+static bool replace_lock(int from, int to)
+{
+    for (unsigned i = 0; i < MOST_LOCKS; i++) {
+        int expected = from;
+        if (atomic_compare_exchange_strong(&locked[i], &expected, to)) return true;
+    }
+    return false;
+}
+
+static int take_lock(int fd, int kind)
+{
+    if (!replace_lock(fd + 1, fd + 1)) replace_lock(0, fd + 1);
+    const int done = flock(fd, kind | LOCK_NB), code = errno;
+    if (done != 0) replace_lock(fd + 1, 0);
+    errno = code;
+    return done;
+}
+
+void tsr_sys_forget_locks(void)
+{
+    for (unsigned i = 0; i < MOST_LOCKS; i++) {
+        const int fd = atomic_exchange(&locked[i], 0) - 1;
+        if (fd >= 0) close(fd);
+    }
+}
+
 static int posix_close_fd(const tsr_sys *sys, int fd)
 {
     (void)sys;
+    if (replace_lock(fd + 1, 0)) flock(fd, LOCK_UN);
     return close(fd);
 }
 
@@ -229,13 +262,13 @@ static int posix_unlink(const tsr_sys *sys, int directory, const char *name, boo
 static int posix_lock(const tsr_sys *sys, int fd)
 {
     (void)sys;
-    return flock(fd, LOCK_EX | LOCK_NB);
+    return take_lock(fd, LOCK_EX);
 }
 
 static int posix_share(const tsr_sys *sys, int fd)
 {
     (void)sys;
-    return flock(fd, LOCK_SH | LOCK_NB);
+    return take_lock(fd, LOCK_SH);
 }
 
 const tsr_sys tsr_sys_posix = {

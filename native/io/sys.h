@@ -41,7 +41,8 @@ struct tsr_sys {
     int (*link)(const tsr_sys *sys, int directory, const char *name, int to_directory, const char *to);
     /* Like rename, but fails with EEXIST if the new name exists. */
     int (*rename_new)(const tsr_sys *sys, int directory, const char *from, int to_directory, const char *to);
-    /* Takes an advisory lock that is released with the descriptor. EWOULDBLOCK if another process holds it. */
+    /* Takes an advisory lock that is released when `close` is called, even if a child of a fork has the descriptor, too. EWOULDBLOCK
+     * if another process holds it. */
     int (*lock)(const tsr_sys *sys, int fd);
     /* The same, together with other processes that share it, but with none that has it alone. */
     int (*share)(const tsr_sys *sys, int fd);
@@ -103,6 +104,10 @@ static inline double tsr_seconds(void)
 bool tsr_is_name_below(tsr_str name, size_t longest);
 
 /* ---- threads of a forked process ---- */
+
+/* For a child of a fork, before it uses anything else here: closes the descriptors with locks that it has of its parent, which would
+ * keep the locks if the parent dies. What the parent had begun to write must not be used in the child. */
+void tsr_sys_forget_locks(void);
 
 /* Threads do not survive a fork. What owns threads notes the process that they belong to, and starts over in a child:
  *

@@ -368,6 +368,7 @@ EXPORT tsr_status tsr_python_save_record(const tsr_save *save, const char *token
 EXPORT tsr_status tsr_python_save_end(const tsr_save *save, const char *token, const char *names, size_t size,
                                       tsr_error *err);
 EXPORT void tsr_python_save_close(tsr_save *save);
+EXPORT void tsr_python_after_fork(void);
 EXPORT tsr_status tsr_python_save_journal(const char *directory, const char *token, const char *names, size_t size,
                                           int durable, tsr_error *err);
 
@@ -420,6 +421,12 @@ tsr_status tsr_python_save_end(const tsr_save *save, const char *token, const ch
 void tsr_python_save_close(tsr_save *save)
 {
     tsr_save_close(save);
+}
+
+/* For a child of a fork: it gives up the locks of its parent's saves and commands. */
+void tsr_python_after_fork(void)
+{
+    tsr_sys_forget_locks();
 }
 
 tsr_status tsr_python_save_journal(const char *directory, const char *token, const char *names, size_t size, int durable,

@@ -1,16 +1,21 @@
 """Checkpoints of the Python package in several threads and processes: closed while they are read, and used in children of a fork."""
 import copy
+import multiprocessing
 import os
 import pickle
+import random
+import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import http_serving
 import torch
 from safetensors.torch import save_file
 from test_python import INSTALLED, tessera
-from test_python_torch import fails
+from test_python_interrupts import sparse
+from test_python_torch import Held, fails
 from torch_names import dcp
 
 ROWS = 3000
@@ -175,3 +180,208 @@ def test_a_child_of_a_fork_does_not_give_up_an_upload(t):
     finally:
         saving._handle = None  # 7 is not one of the library's
         _saving._close, _saving._open = real
+
+
+# ---- children of a fork and saves of their parents ----
+
+
+def sleeping_child():
+    """A child that lives on without doing anything, as the workers of a data loader do. Returns its pid."""
+    pid = os.fork()
+    if not pid:
+        signal.alarm(120)
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
+def test_children_that_are_forked_during_a_save_do_not_keep_its_directory(t):
+    make(t.at("x.safetensors"))
+    for form, options in (("dcp", {}), ("safetensors", {"form": "safetensors"})):
+        path, planner, children = t.at(form), Held(), []
+        state = lambda k: {"w": torch.arange(6.) + k}
+        save = lambda k, **more: dcp.save(state(k), storage_writer=tessera.torch.StorageWriter(path, overwrite=True, **options), no_dist=True, **more)
+        saving = threading.Thread(target=lambda: save(1, planner=planner))
+        saving.start()
+        try:
+            assert planner.began.wait(60)
+            children.append(sleeping_child())
+            planner.may_end.set()
+            saving.join(60)
+            assert torch.equal(tessera.torch.load(path)["w"], state(1)["w"])
+            save(2)
+            t.run("convert", t.at("x.safetensors"), path, "--to", form, *(["--max-shard-size", "50MB"] if form == "safetensors" else []), "--overwrite")
+            assert len(tessera.open(path)) == 4
+        finally:
+            planner.may_end.set()
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+DIES_WITH_A_CHILD = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2:]
+import torch, tessera.torch, torch.distributed.checkpoint as dcp
+class Forks(dcp.DefaultSavePlanner):
+    def resolve_data(self, item):
+        pid = os.fork()
+        if not pid:
+            signal.alarm(120)
+            os.close(1)  # of which the test waits for the end
+            os.close(2)
+            signal.pause()
+        print(pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+dcp.save({"w": torch.ones(3)}, storage_writer=tessera.torch.StorageWriter(sys.argv[1]), planner=Forks())
+"""
+
+
+def test_children_of_a_job_that_was_killed_during_a_save_do_not_keep_its_directory(t):
+    p = subprocess.run([sys.executable, "-W", "ignore", "-c", DIES_WITH_A_CHILD, t.at("c"), INSTALLED], stdout=subprocess.PIPE, text=True, timeout=120)
+    child = int(p.stdout)
+    try:
+        assert p.returncode == -signal.SIGKILL and os.path.exists(f"/proc/{child}")
+        dcp.save({"w": torch.arange(3.)}, storage_writer=tessera.torch.StorageWriter(t.at("c")), no_dist=True)
+        assert torch.equal(tessera.torch.load(t.at("c"))["w"], torch.arange(3.)) and len(os.listdir(t.at("c"))) == 2, os.listdir(t.at("c"))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_does_not_end_the_save_of_its_parent(t):
+    """It saves to the same directory, which is refused, and its parent's save goes on."""
+    path, planner = t.at("c"), Held()
+    save = lambda k, **more: dcp.save({"w": torch.full((3,), float(k))}, storage_writer=tessera.torch.StorageWriter(path, overwrite=True), no_dist=True, **more)
+    save(1)
+    saving = threading.Thread(target=lambda: save(2, planner=planner))
+    saving.start()
+    try:
+        assert planner.began.wait(60)
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            try:
+                save(3)
+            except BaseException as e:
+                os._exit(0 if "another process is saving to this directory" in str(e) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        planner.may_end.set()
+        saving.join(60)
+    assert torch.equal(tessera.torch.load(path)["w"], torch.full((3,), 2.)) and len(os.listdir(path)) == 2
+
+
+# ---- every way to start a process ----
+
+
+def everything(path, to):
+    """What a process gets from the package: by a command, from an opened checkpoint, as tensors, and from a file that it writes."""
+    with tessera.open(path, threads=3) as checkpoint:
+        row = checkpoint["w1"][ROWS - 1].tolist()
+    tessera.convert(path, to, to="dcp", threads=2)
+    dcp.save(tessera.torch.load(to), storage_writer=tessera.torch.StorageWriter(to, overwrite=True), no_dist=True)
+    return row, tessera.manifest(path, threads=3)["entries"], tessera.diff(path, to, values=True)["same"], tessera.check(to, deep=True, rule=["dcp/newer=off"])
+
+
+def test_commands_work_in_processes_of_every_start_method(t):
+    """While threads of the parent run commands, too."""
+    path, over = t.at("x.safetensors"), threading.Event()
+    make(path)
+    want = everything(path, t.at("own"))
+    assert want[0] == [[(ROWS - 1) * 1000 + 1. + n for n in range(1000)]] and want[2:] == (True, [])
+
+    def busy():
+        while not over.is_set():
+            tessera.manifest(path, threads=2)
+    threads = [threading.Thread(target=busy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for method in multiprocessing.get_all_start_methods():
+            with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+                found = [pool.submit(everything, path, t.at(f"{method}{n}")) for n in range(4)]
+                assert [each.result(300) for each in found] == [want] * 4, method
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_many_threads_share_a_checkpoint(t):
+    """Every member of an opened checkpoint, of all kinds of entries."""
+    state = {f"w{k}": torch.arange(700_000.).reshape(700, 1000) * (k + 1) for k in range(4)} | {"o": {f"k{k}": (k, "x", 2.5) for k in range(20)}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(t.at("c"), thread_count=3), no_dist=True)
+    with tessera.open(t.at("c"), threads=3) as checkpoint:
+        saved = {name: entry.save() for name, entry in checkpoint.items() if entry.kind == "object"}
+        listed = checkpoint.inspect()
+
+        def use(seed):
+            rng = random.Random(seed)
+            for _ in range(60):
+                k, at = rng.randrange(4), rng.randrange(700)
+                size = min(rng.choice((1, 5, 700)), 700 - at)
+                read = checkpoint[f"w{k}"][at:at + size].cast("B").cast("f")
+                assert read[0] == at * 1000. * (k + 1) and read[-1] == ((at + size) * 1000. - 1) * (k + 1), (k, at, size)
+                name = rng.choice(list(saved))
+                assert checkpoint[name].save() == saved[name] and checkpoint[name].is_data() and checkpoint[f"w{k}"].chunks == [((0, 0), (700, 1000))]
+            assert checkpoint.inspect() == listed
+            return len(checkpoint)
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(use, range(16), timeout=300)) == [24] * 16
+
+
+SIGNALLED = """
+import signal, sys, threading, time
+import tessera
+def send():
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+other = threading.Thread(target=send)
+other.start()
+try:
+    tessera.manifest(sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted")
+other.join()
+elsewhere = []
+working = threading.Thread(target=lambda: elsewhere.append(tessera.manifest(sys.argv[2])))
+working.start()
+try:  # Ctrl-C is for the main thread, and others finish what they do
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    working.join()
+    print(len(elsewhere[0]["entries"]))
+"""
+
+
+def test_a_signal_that_another_thread_receives_ends_the_call_of_the_main_thread(t):
+    sparse(t.at("big.safetensors"), "wv", 1536 << 8)
+    make(t.at("small.safetensors"))
+    p = subprocess.run([sys.executable, "-c", SIGNALLED, t.at("big.safetensors"), t.at("small.safetensors")], capture_output=True, text=True, timeout=300,
+                       env={**os.environ, "PYTHONPATH": INSTALLED})
+    assert (p.returncode, p.stdout) == (0, "interrupted\n4\n"), (p.returncode, p.stdout, p.stderr[-1500:])
+
+
+INTERPRETER = """
+import importlib, sys
+interpreters = next(module for name in ("_interpreters", "_xxsubinterpreters") for module in [importlib.import_module(name) if importlib.util.find_spec(name) else None] if module)
+program = f'''
+import sys
+sys.path[:] = {sys.path!r}
+import tessera
+path, to = {sys.argv[1]!r}, {sys.argv[2]!r}
+with tessera.open(path) as checkpoint:
+    assert memoryview(checkpoint["w1"].read())[2999, 999] == 3000 * 1000 - 1 + 1
+assert tessera.validate(path, deep=True)["findings"] == []
+tessera.convert(path, to, to="torch")
+assert tessera.diff(path, to, values=True)["same"]
+print("works", flush=True)
+'''
+import tessera
+for _ in range(2):
+    one = interpreters.create()
+    print(interpreters.run_string(one, program) or "", flush=True)
+    interpreters.destroy(one)
+print(len(tessera.open(sys.argv[1])), flush=True)
+"""

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/utsname.h>
 
 #define HOST(name) __attribute__((import_module("tessera"), import_name(name)))
@@ -36,8 +37,8 @@ int tessera_run(int argc, char **argv)
 
 int __wrap_flock(int fd, int operation)
 {
-    (void)operation; /* exclusive and without waiting is all that is used */
-    errno = host_lock(fd);
+    if (operation == LOCK_UN) return 0; /* closing the file releases the lock */
+    errno = host_lock(fd); /* exclusive and without waiting is all that is used otherwise */
     return errno ? -1 : 0;
 }
 

@@ -162,6 +162,7 @@ _planned_path_item = _function("planned_path_item", None, _p, ctypes.c_size_t, _
 _run_command = _function("call", _int, _p, _p)
 _parse_slice = _function("slice", _int, _char, ctypes.c_size_t, _u32, _p, _p, _p)
 _check_cast = _function("check_cast", _int, _p, _p, ctypes.c_size_t, _char, _p)
+_give_up_locks = _function("after_fork", None)
 crc32 = _function("crc32", _u32, _u32, _p, ctypes.c_size_t)  # (crc, address, size)
 
 
@@ -371,7 +372,8 @@ _sessions = weakref.WeakSet()
 
 
 def _after_fork():
-    """The child has no other threads, so calls that they had in progress never end."""
+    """The child has no other threads, so calls that they had in progress never end, and what they write is not the child's."""
+    _give_up_locks()
     for session in list(_sessions):
         session.after_fork()
 

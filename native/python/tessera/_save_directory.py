@@ -29,6 +29,7 @@ _close_save = _function("save_close", None, _p)
 _write_journal = _function("save_journal", _int, _char, _char, _char, ctypes.c_size_t, _int, _p)
 
 _locks = {}  # (path, rank) → _Lock of a coordinator
+os.register_at_fork(after_in_child=_locks.clear)  # the parent's saves are not the child's to end
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
 _LAST_SECONDS = 2  # that a thread whose save has failed may take to end
 
