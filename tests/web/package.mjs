@@ -6,6 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { root, samples, serve } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
+import { everything, expectMembers, mistakes } from "./package_types.mjs";
 
 const tool = (name) => path.join(root, "web/node_modules/.bin", name);
 const run = (project, program, ...args) => {
@@ -13,36 +14,13 @@ const run = (project, program, ...args) => {
   check(p.error === undefined && p.status === 0, `${path.basename(program)}: ${p.error ?? ""}${p.stdout}${p.stderr}`);
 };
 
-const USE = `import { Tessera, TesseraError, type Checkpoint, type EntryRow, type Level, type Row, type SourceFile } from "tessera-checkpoint";
-import { filesOf, load } from "tessera-checkpoint/node";
-
-const tessera: Tessera = await load();
-const file: SourceFile = { name: "a", size: 1, read: (offset: number, into: Uint8Array): void => { into.fill(offset); } };
-const source = filesOf("x"), checkpoint: Checkpoint = tessera.open([file, ...source.files], source.options);
-const outline = checkpoint.outline({ objectsOnly: true }), rows: Row[] = outline.rows(0, 3);
-const shapes: (readonly number[])[] = rows.filter((r): r is EntryRow => r.entry !== undefined).map((r) => r.shape);
-const level: Level | undefined = rows[0]?.level, at: number | undefined = checkpoint.find("a");
-const more: boolean = checkpoint.diff(checkpoint, { layout: true }).step(), text: string = checkpoint.document("entry", { entry: at ?? 0 });
-try { outline.act(0, "open-all"); } catch (e) { if (e instanceof TesseraError) { const s: string = e.status, p: number | undefined = e.position; void [s, p]; } }
-const names: readonly string[] = tessera.canonicalize({ schema: "tessera.modules/1" }, ["w"]).names.flatMap((n) => n.fqns);
-const full: Checkpoint = checkpoint.optimizer("unshard", { flatParams: "{}", sharded: true, rank: undefined }), same: boolean = full.diff(checkpoint, { canonical: true, atol: 1e-6 }).result().same;
-for (const e of checkpoint.inspect().entries) { const shape: readonly number[] = e.kind === "tensor" && !e.per_rank ? e.shape : e.shape ?? []; void [shape, e.dtype, e.value, e.hash?.digest]; }
-void [names, same, full.warnings.length, checkpoint.canonicalize({ prefix: "model." }).collisions, tessera.prepare(new Uint8Array(8))];
-void [shapes, level, more, text, checkpoint.plan({ target: "{}" }), checkpoint.tally(0).step(1), checkpoint.twins().document(), tessera.ruleHelp("x")];
-`;
-const MISUSE = [
-  'import { Tessera } from "tessera-checkpoint";\nnew Tessera();',
-  'import { load } from "tessera-checkpoint/node";\n(await load()).open([]).optimizer("flaten");',
-  'import { load } from "tessera-checkpoint/node";\n(await load()).open([]).optimizer("shard", { flat_params: "" });',
-];
-
-function expectTypes(project, resolution) {
-  const options = ["--noEmit", "--strict", "--target", "es2022", "--lib", "es2022,dom", "--exactOptionalPropertyTypes", ...resolution];
-  fs.writeFileSync(path.join(project, "use.ts"), USE);
-  run(project, tool("tsc"), ...options, "use.ts");
-  MISUSE.forEach((text, i) => fs.writeFileSync(path.join(project, `misuse${i}.ts`), text));
-  const p = spawnSync(tool("tsc"), [...options, ...MISUSE.map((_, i) => `misuse${i}.ts`)], { cwd: project, encoding: "utf8" });
-  MISUSE.forEach((text, i) => check(p.stdout.includes(`misuse${i}.ts(2`), `${text} was taken: ${p.stdout}`));
+function expectTypes(project, resolution, module = "use.ts") {
+  const options = ["--noEmit", "--strict", "--target", "es2022", "--lib", "es2022,dom", "--exactOptionalPropertyTypes", ...resolution], { text, first, wrong } = mistakes();
+  fs.writeFileSync(path.join(project, module), everything());
+  run(project, tool("tsc"), ...options, module);
+  fs.writeFileSync(path.join(project, "misuse.ts"), text);
+  const p = spawnSync(tool("tsc"), [...options, "misuse.ts"], { cwd: project, encoding: "utf8" });
+  wrong.forEach((line, i) => check(p.stdout.includes(`misuse.ts(${first + i},`), `${line} was taken: ${p.stdout}`));
 }
 
 function workerExample() {
@@ -77,7 +55,9 @@ export async function testPackage({ page }) {
   const project = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-package-"));
   try {
     await test("the package installs", () => run(project, path.join(root, "tests/wasm/package.sh"), project));
+    await test("its classes have the members that their types state", expectMembers);
     await test("its types hold under Node's resolution", () => expectTypes(project, ["--module", "nodenext"]));
+    await test("its types hold under the resolution of Node 16, in a module of a CommonJS project", () => expectTypes(project, ["--module", "node16"], "use.mts"));
     await test("its types hold under a bundler's resolution", () => expectTypes(project, ["--module", "esnext", "--moduleResolution", "bundler"]));
     await test("the README's worker runs in a browser, built by Vite", () => expectWorker(page, project));
   } finally {
