@@ -38,7 +38,7 @@ int tessera_run(int argc, char **argv)
 int __wrap_flock(int fd, int operation)
 {
     if (operation == LOCK_UN) return 0; /* closing the file releases the lock */
-    errno = host_lock(fd); /* exclusive and without waiting is all that is used otherwise */
+    errno = host_lock(fd);              /* exclusive and without waiting is all that is used otherwise */
     return errno ? -1 : 0;
 }
 

@@ -1,7 +1,7 @@
-/* Tensor subclasses (such as torchao's quantized weights) in a DCP. The metadata describes them as plain tensors with their
- * outer dtype and size; only the item shows that it stores several tensors and no elements of that dtype.
+/* Tensor subclasses (such as torchao's quantized weights) and PyTorch's own quantized tensors in a DCP. The metadata describes them as
+ * plain tensors with their outer dtype and size; only the item shows that it stores several tensors, or scales next to the elements.
  *
- * Listing opens no items of tensors except those whose length shows that they are not plain. What surrounds the elements of
+ * Listing opens no items of tensors except those of quantized dtypes and those whose length shows that they are not plain. What surrounds the elements of
  * a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned out to belong to a
  * plain tensor is not examined again.
  *
@@ -44,6 +44,11 @@ static bool can_examine(const search *s, const tsr_entry *entry, uint64_t *bytes
     return chunk->file != TSR_NO_FILE && tsr_dcp_transform_of(tsr_dcp_state_of(s->checkpoint), chunk) == TSR_DCP_PLAIN;
 }
 
+static bool is_quantized(const tsr_entry *entry)
+{
+    return tsr_dtype_describe(entry->dtype)->kind == TSR_CLASS_QUANTIZED;
+}
+
 /* Whether the item of a tensor must be examined. *length is the length of what surrounds the elements, in steps. */
 static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
 {
@@ -51,12 +56,13 @@ static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
     const tsr_chunk *chunk = entry->chunks;
     *length = LENGTHS;
     if (!can_examine(s, entry, &bytes)) return false;
+    if (is_quantized(entry)) return true;
     const uint64_t around = chunk->byte_length >= bytes ? (chunk->byte_length - bytes) / STEP : LENGTHS;
     if (around < LENGTHS) *length = (size_t)around;
     return around >= LENGTHS || !s->plain[around];
 }
 
-/* Reads the item of a chunk. *own is opaque if it stores a subclass of the chunk's dtype and sizes. Items that cannot be read,
+/* Reads the item of a chunk. *own is opaque if it stores a subclass or a quantized tensor of the chunk's dtype and sizes. Items that cannot be read,
  * or that hold a different tensor, are reported when the tensor is read. */
 static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk *chunk, size_t length, tsr_entry *own)
 {
@@ -71,7 +77,7 @@ static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk 
         return tsr_raise_again(s->err, status, &why);
     if (status != TSR_OK) return TSR_OK;
     if (item.root->kind == TSR_VALUE_TENSOR && length < LENGTHS) s->plain[length] = true;
-    if (!tsr_torch_is_subclass(item.root)) return TSR_OK;
+    if (is_quantized(entry) ? item.root->kind != TSR_VALUE_OBJECT : !tsr_torch_is_subclass(item.root)) return TSR_OK;
     tsr_expansion_add(&checkpoint->expansion, item.pickle_bytes);
     tsr_entry found = *own;
     TSR_TRY(tsr_torch_leaf(item.root, checkpoint->host, s->seen, checkpoint->arena, &found, s->err));
