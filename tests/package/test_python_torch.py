@@ -668,6 +668,45 @@ def test_objects_of_other_code_are_refused(t):
         assert state["kept"] is None
 
 
+def test_what_cannot_be_pickled_again_is_left_to_pytorch_where_its_code_may_run(t):
+    """Kinds of tensors in tuples, which are objects, and objects of other classes."""
+    values = [(torch.eye(3).to_sparse(), 1), (torch.eye(4).to_sparse_csr(),), (torch.quantize_per_tensor(torch.arange(5.), 0.5, 3, torch.quint8),),
+              (torch.empty(2, device="meta"),), (torch.arange(4.).untyped_storage(),), Home(), [Home()]]
+    for n, value in enumerate(values):
+        path, state = t.at(f"c{n}"), lambda: {"w": torch.zeros(2), "kept": None}
+        dcp.save({"w": torch.ones(2), "kept": value}, storage_writer=tessera.torch.StorageWriter(path), no_dist=True)
+        theirs, ours = state(), state()
+        dcp.load(theirs, storage_reader=FileSystemReader(path), no_dist=True)
+        dcp.load(ours, storage_reader=tessera.torch.StorageReader(path, unsafe_objects=True), no_dist=True)
+        assert torch.equal(ours["w"], torch.ones(2)) and type(ours["kept"]) is type(theirs["kept"]) and str(ours["kept"]).partition(" at 0x")[0] == str(theirs["kept"]).partition(" at 0x")[0], value
+        fails(CheckpointException, lambda: dcp.load(state(), storage_reader=tessera.torch.StorageReader(path), no_dist=True), "'kept'", "unsafe_objects")
+
+
+def test_quantized_tensors_load_as_by_pytorch(t):
+    torch.manual_seed(8)
+    state = {"tensor": torch.quantize_per_tensor(torch.rand(5), 0.1, 3, torch.quint8), "wide": torch.quantize_per_tensor(torch.rand(4, 6), 0.1, 3, torch.qint32),
+             "channels": torch.quantize_per_channel(torch.rand(4, 6), torch.rand(4) + 0.5, torch.arange(4), 0, torch.qint8), "plain": torch.rand(3)}
+    for writer in (dcp.FileSystemWriter, tessera.torch.StorageWriter):
+        path = t.at(writer.__name__)
+        dcp.save(state, storage_writer=writer(path), no_dist=True)
+        assert is_sound(path) and tessera.diff(path, path, values=True)["same"]
+        listed = {e["fqn"]: (e["kind"], e["dtype"], tuple(e["shape"]), e.get("type")) for e in tessera.inspect(path)["entries"]}
+        assert listed == {name: ("tensor" if name == "plain" else "opaque", str(v.dtype).removeprefix("torch."), tuple(v.shape), None if name == "plain" else "torch.quantized")
+                          for name, v in state.items()}
+        for reader in (FileSystemReader, tessera.torch.StorageReader):
+            loaded = {name: value.clone() for name, value in state.items()}
+            for value in loaded.values():
+                value.copy_(torch.quantize_per_channel(torch.ones(4, 6), value.q_per_channel_scales(), value.q_per_channel_zero_points(), 0, torch.qint8)
+                            if value.is_quantized and value.qscheme() == torch.per_channel_affine else torch.zeros(value.shape))
+            assert not torch.equal(loaded["wide"], state["wide"])
+            dcp.load(loaded, storage_reader=reader(path), no_dist=True)
+            assert all(torch.equal(loaded[name], value) for name, value in state.items()), (writer, reader)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert list(tessera.torch.load(path)) == ["plain"]
+        assert any("left out" in str(w.message) and "channels" in str(w.message) for w in said)
+
+
 def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
     for overwrite in (False, True):
         seen, number, ended = set(), 0, True

@@ -106,9 +106,16 @@ def _whole(entry):
     return TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
 
 
+def is_quantized(entry):
+    """Whether an entry is one of PyTorch's quantized tensors, which have scales."""
+    return entry.type == "torch.quantized"
+
+
 def _described(entry, stored=None):
     """stored: what the metadata file has for the entry. It is kept unless PyTorch would load something else than the entry from it: it
     leaves elements that no chunk has as they were."""
+    if is_quantized(entry) and isinstance(stored, TensorStorageMetadata):
+        return stored
     if entry.kind != "tensor" or dtype_of(entry) is None:
         return stored if isinstance(stored, BytesStorageMetadata) else BytesStorageMetadata()
     if not isinstance(stored, TensorStorageMetadata) or not entry._checkpoint._session.is_tiled(entry._index):

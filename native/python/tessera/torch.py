@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import uuid
 from typing import Any, Sequence
 
@@ -24,7 +25,7 @@ from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._slots import read_tensors
 from ._torch_load import load, load_into
-from ._torch_metadata import MARKER, has_box, has_extension, marker_of, metadata_of, warn_of_copies
+from ._torch_metadata import MARKER, has_box, has_extension, is_quantized, marker_of, metadata_of, warn_of_copies
 from ._torch_save import StorageWriter
 from ._torch_versions import ASKS_FOR_RANK, StorageMeta
 
@@ -47,7 +48,7 @@ class StorageReader(_StorageReader):
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
                  verify: bool = True, _extension_registry: Any = None) -> None:
         super().__init__()
-        self._registry, self._extended = _extension_registry, {}
+        self._registry, self._left = _extension_registry, {}
         self.path, self.threads, self.unsafe_objects, self.verify = path, threads, unsafe_objects, verify
         self._choices = {"part": part, "step": step, "also": also, "shards": shards}
         self.load_id = str(uuid.uuid4())
@@ -100,8 +101,17 @@ class StorageReader(_StorageReader):
 
     def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
         self._open()
-        stored = metadata.storage_data or {} if self._registry is not None else {}
-        self._extended = {index: info for index, info in stored.items() if has_extension(info)}
+        self._left = {index: info for index, info in (metadata.storage_data or {}).items() if self._is_left(index, info)}
+
+    def _is_left(self, index, info):
+        """Whether an item is left to PyTorch's own reader: one whose extension is in the registry, and, of a directory that it can open, a
+        quantized tensor and an object whose code it may run, which are not always possible to pickle again."""
+        if getattr(info, "transform_descriptors", None):
+            return self._registry is not None and has_extension(info)
+        entry = self._checkpoint.get(index.fqn)
+        if entry is None or any(self._choices.values()) or not os.path.isfile(os.path.join(self.path, info.relative_path)):
+            return False
+        return is_quantized(entry) or self.unsafe_objects and entry.kind != "tensor" and not entry.is_data()
 
     def prepare_local_plan(self, plan):
         return plan
@@ -123,26 +133,29 @@ class StorageReader(_StorageReader):
                         "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 
-    def _read_extended(self, plan, planner):
-        """Lets PyTorch read items whose extensions are in the registry."""
+    def _read_left(self, plan, planner):
+        """Lets PyTorch read items that are left to it."""
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO and not self.unsafe_objects:
                 raise TesseraError(f"{self.path}: the object '{item.storage_index.fqn}' is stored through an extension, so whether it is data cannot be "
                                    "seen; tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
-        reader = FileSystemReader(self.path, self._registry)
-        reader.storage_data = self._extended
+        reader = FileSystemReader(self.path, *filter(None, [self._registry]))
+        reader.storage_data = self._left
         reader.read_data(plan, planner).wait()
 
     def read_data(self, plan, planner):
         targets = []
-        extended = [item for item in plan.items if item.storage_index in self._extended]
-        if extended:
-            self._read_extended(dataclasses.replace(plan, items=extended), planner)
-        for item in (item for item in plan.items if item.storage_index not in self._extended):
+        left = [item for item in plan.items if item.storage_index in self._left]
+        if left:
+            self._read_left(dataclasses.replace(plan, items=left), planner)
+        for item in (item for item in plan.items if item.storage_index not in self._left):
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, planner)
                 continue
             entry = self._checkpoint[item.storage_index.fqn]
+            if entry.kind != "tensor":
+                raise TesseraError(f"{self.path}: '{entry.name}' is {entry.type}, which only PyTorch can read, from a directory without part, step and the like",
+                                   "unsupported")
             target = planner.resolve_tensor(item).detach()
             if target.size() != torch.Size(item.lengths):
                 raise TesseraError(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
