@@ -500,6 +500,7 @@ def test_a_path_is_one_for_every_function(t):
 
 def test_an_entry_is_a_numpy_array(t):
     import numpy
+    needs(StorageMeta)  # which the .metadata of samples has
     path = os.path.join(SAMPLES, "dcp_dtypes")
     want = {name: value for name, value in flatten_state_dict(load_with(FileSystemReader(path)))[0].items() if isinstance(value, torch.Tensor)}
     try:

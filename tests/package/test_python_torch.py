@@ -1107,6 +1107,15 @@ def test_a_save_that_fails_at_any_stage_leaves_nothing(t):
     assert os.listdir(t.at("empty")) == []
 
 
+def test_a_tensor_without_elements_that_could_be_saved_is_named(t):
+    for form in ("dcp", "safetensors"):
+        for value, said in ((torch.eye(2).to_sparse(), "sparse_coo"), (torch.eye(2).to_sparse_csr(), "sparse_csr"), (torch.empty(3, device="meta"), "meta device")):
+            state, path = {"before": torch.ones(2), "layer.w": value}, t.at("c")
+            error = fails(CheckpointException, lambda: dcp.save(state, storage_writer=tessera.torch.StorageWriter(path, form=form), no_dist=True), "'layer.w'", said)
+            assert isinstance(error.failures[0][0], tessera.TesseraError) and not os.path.exists(path)
+            fails(CheckpointException, lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(t.at("theirs")), no_dist=True))
+
+
 def test_a_second_save_names_the_option_that_replaces(t):
     save(t.at("twice"), 1)
     fails(CheckpointException, lambda: save(t.at("twice"), 2), t.at("twice"), "holds a checkpoint already", "overwrite=True")

@@ -96,6 +96,14 @@ def _end_copy(tensor, copied, as_stored):
     return tensor.clone() if as_stored and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
 
 
+def _check_elements(name, tensor):
+    """Names the tensor, which PyTorch's own errors do not."""
+    if tensor.layout != torch.strided:
+        raise TesseraError(f"'{name}' has the layout {str(tensor.layout).removeprefix('torch.')}; only dense tensors can be saved as tensors, and others in a tuple", "unsupported")
+    if tensor.device.type == "meta":
+        raise TesseraError(f"'{name}' is on the meta device and has no elements to save", "unsupported")
+
+
 def _in_host_memory(items, planner, ahead, as_stored=True):
     """Yields (item, tensor or BytesIO). While the caller writes one of them, the next ones of about `ahead` bytes are copied from their CUDA
     device. as_stored: for archives, which have the whole storage of a tensor: one that is only a view is copied."""
@@ -103,6 +111,7 @@ def _in_host_memory(items, planner, ahead, as_stored=True):
     for item in items:
         data, size, is_copied = planner.resolve_data(item), 0, False
         if item.type != WriteItemType.BYTE_IO:
+            _check_elements(item.index.fqn, data)
             size = data.numel() * data.element_size()
             data = _start_copy(data.detach())
             is_copied = data[1] is not None
