@@ -61,6 +61,7 @@ INTRODUCTIONS = {
     "report_diff": "Return what `tessera diff --format FORMAT` prints.",
     "get": "Read a tensor, or a slice of one, such as \"model.embed.weight[0:8, 1]\", as a memoryview: in the tensor's type and shape if memoryview has that type, "
            "as bytes otherwise. The value of an object is returned as it is.",
+    "latest": "Find the newest checkpoint of a run that would load, to resume from. Return what `tessera latest` prints as JSON, as a dict.",
     "map_list": "List the built-in maps.",
     "map_show": "Return a built-in map, as a start for your own.",
     "map_suggest": "Suggest the map that gives the first checkpoint the names and layouts of the second.",
@@ -89,9 +90,11 @@ def default(written):
     return DEFAULTS.get(written, "()" if "Sequence" in written and "None" not in written else "None")
 
 
-def in_python(text):
-    """A help text with options as keywords."""
-    return re.sub(r"--([a-z][a-z-]*)", lambda m: snake(m[1]), text).replace(" (repeatable)", "").replace("(repeatable; ", "(")
+def in_python(text, operands):
+    """A help text with options as keywords and operands as parameters. Commands, which are in backticks, stay as they are."""
+    parameters = {name.upper(): name for name in (o[0].lstrip("*") for o in operands) if len(name) > 1}
+    text = re.sub(r"`[^`]*`|--([a-z][a-z-]*)|\b[A-Z]{2,}\b(?!\.)", lambda m: snake(m[1]) if m[1] else parameters.get(m[0], m[0]), text)
+    return text.replace(" (repeatable)", "").replace("(repeatable; ", "(")
 
 
 def paragraph(text):
@@ -119,7 +122,7 @@ def function_of(name, command, options):
     lines = code(f"def {name}(", parameters + keywords, f") -> {result}:", " " * (5 + len(name)))
     text = [paragraph('"""' + INTRODUCTIONS.get(name, command["summary"] + f'. Return what `tessera {command["name"]}` prints as JSON, as a dict.'))]
     helps = [f"{o[0].lstrip('*')}: {OPERAND_HELP[o[0]]}" for o in operands if OPERAND_HELP.get(o[0])]
-    helps += [f"{snake(o['name'])}: {in_python(o['help'])}" for o in own]
+    helps += [f"{snake(o['name'])}: {in_python(o['help'], operands)}" for o in own]
     if helps:
         text += ["", *(paragraph(h) for h in helps)]
     if bar:

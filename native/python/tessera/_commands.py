@@ -26,7 +26,7 @@ def inspect(path: CheckpointOrPath, hash: Literal["sha256", "xxh3"] | None = Non
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -49,7 +49,7 @@ def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, par
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -147,14 +147,14 @@ def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, lay
     against: Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names,
     one per line
     prefix: With against: use only names with this prefix, such as model., and strip it
-    exclude: Leave out names that match, of PATH and of what it is checked against
+    exclude: Leave out names that match, of path and of what it is checked against
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out findings that an earlier json document lists with the same rule, file and name
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -180,14 +180,14 @@ def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, lay
     against: Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names,
     one per line
     prefix: With against: use only names with this prefix, such as model., and strip it
-    exclude: Leave out names that match, of PATH and of what it is checked against
+    exclude: Leave out names that match, of path and of what it is checked against
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out findings that an earlier json document lists with the same rule, file and name
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -213,14 +213,14 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
     against: Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names,
     one per line
     prefix: With against: use only names with this prefix, such as model., and strip it
-    exclude: Leave out names that match, of PATH and of what it is checked against
+    exclude: Leave out names that match, of path and of what it is checked against
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out findings that an earlier json document lists with the same rule, file and name
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -234,9 +234,9 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
 
 
 def latest(run: StrPath, *, deep: bool = False, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
-    """Print the newest checkpoint of a run that would load, to resume from. Return what `tessera latest` prints as JSON, as a dict.
+    """Find the newest checkpoint of a run that would load, to resume from. Return what `tessera latest` prints as JSON, as a dict.
 
-    deep: Read every byte of the checkpoints, as `validate deep` does
+    deep: Read every byte of the checkpoints, as `validate --deep` does
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("latest", [("run", run)], {"deep": deep, "threads": threads, "io_depth": io_depth})
@@ -280,7 +280,7 @@ def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sh
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -315,7 +315,7 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -344,7 +344,7 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -373,7 +373,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
             progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
-    to: Write this format; ranks: one file per rank, cut by shards (default: inferred from the extension of DEST, or safetensors with
+    to: Write this format; ranks: one file per rank, cut by shards (default: inferred from the extension of dest, or safetensors with
     max_shard_size)
     world_size: With to ranks: write files for N ranks, those of all pipeline stages together
     canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
@@ -391,8 +391,8 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     config: Copy config.json next to the output, with what the conversion changes: quantization_config, the dtype, and the vocabulary and
-    tied embeddings of an adapter; a DEST that ends in / then is safetensors
-    lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
+    tied embeddings of an adapter; a dest that ends in / then is safetensors
+    lora: Fold a LoRA adapter of PEFT into path, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
     dtype: Cast floating-point tensors, rounding correctly
@@ -402,16 +402,16 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
-    overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
-    resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
-    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
+    overwrite: Replace the checkpoint at dest once the new one is complete; keep files that it does not list
+    resume: Continue an interrupted run of the same job, or succeed if dest is what it has written; keep finished work if this run fails
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at dest
     no_verify: With resume: do not check again what the interrupted run wrote
     dry_run: Report what would be written, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -448,7 +448,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     no_normalize: With method linear: do not divide by the sum of the weights
     base: With method task-arithmetic: the checkpoint that the others were trained from
     t: With method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second
-    to: Write this format (default: inferred from the extension of OUT, or safetensors with max_shard_size)
+    to: Write this format (default: inferred from the extension of out, or safetensors with max_shard_size)
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     dequantize: Turn quantized numbers into weights, in dtype; without it, in the dtype of config.json, or bfloat16
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
@@ -514,7 +514,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     resulting names
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     prefix: Use only names with this prefix, such as model., and strip it, after canonical; all other options mean the resulting names
-    lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
+    lora: Fold a LoRA adapter of PEFT into path, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
     rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
@@ -534,7 +534,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -583,16 +583,16 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
-    overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
-    resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
-    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
+    overwrite: Replace the checkpoint at dest once the new one is complete; keep files that it does not list
+    resume: Continue an interrupted run of the same job, or succeed if dest is what it has written; keep finished work if this run fails
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at dest
     no_verify: With resume: do not check again what the interrupted run wrote
     dry_run: Report what would be written, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
@@ -626,9 +626,9 @@ def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str |
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
     no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
-    overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
-    resume: Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)
-    discard_parts: Remove what unfinished shares of another plan (exec share) left at DEST
+    overwrite: Replace the checkpoint at dest once the new one is complete; keep files that it does not list
+    resume: Succeed if dest is what this plan has written; continue an interrupted upload (on a disk, exec always continues)
+    discard_parts: Remove what unfinished shares of another plan (exec share) left at dest
     no_verify: Do not check again what other shares and earlier runs wrote
     dry_run: Check the plan against its source and decide everything, but write nothing
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -663,13 +663,13 @@ def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "s
     at: Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     no_checksums: Write zeros for the CRC-32s in torch files and DCP
-    overwrite: Replace the checkpoint at DEST; keep files that it does not list
-    resume: Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over
+    overwrite: Replace the checkpoint at dest; keep files that it does not list
+    resume: Exit successfully if an earlier run has already written dest; an interrupted upload continues, other runs start over
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -686,7 +686,7 @@ def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool 
          progress: bool = False) -> dict[str, Any]:
     """Copy a checkpoint from one place to another, and read the copy back. Return what `tessera cp` prints as JSON, as a dict.
 
-    overwrite: Replace the checkpoint at DEST; keep files that neither it nor PATH has
+    overwrite: Replace the checkpoint at dest; keep files that neither it nor path has
     resume: Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished work if
     this run fails
     no_verify: Do not read the copy back; file systems that can share blocks then share them
@@ -709,7 +709,7 @@ def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None
     part: Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
     or the number in its name
-    also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
+    also: Add the files of another directory to those of path, for nodes that wrote to local disks
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("repair", [("path", path), ("file", file)], {"like": like, "part": part, "step": step, "also": also,
