@@ -63,7 +63,7 @@ static bool replace_lock(int from, int to)
 {
     for (unsigned i = 0; i < MOST_LOCKS; i++) {
         int expected = from;
-        if (atomic_compare_exchange_strong(&locked[i], &expected, to)) return true;
+        if (atomic_load(&locked[i]) == from && atomic_compare_exchange_strong(&locked[i], &expected, to)) return true;
     }
     return false;
 }

@@ -1,9 +1,10 @@
-/* Tensor subclasses (such as torchao's quantized weights) and PyTorch's own quantized tensors in a DCP. The metadata describes them as
- * plain tensors with their outer dtype and size; only the item shows that it stores several tensors, or scales next to the elements.
+/* Tensor subclasses (such as torchao's quantized weights) and PyTorch's own quantized tensors in a DCP. The metadata describes
+ * them as plain tensors with their outer dtype and size; only the item shows that it stores several tensors, or scales next to
+ * the elements.
  *
- * Listing opens no items of tensors except those of quantized dtypes and those whose length shows that they are not plain. What surrounds the elements of
- * a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned out to belong to a
- * plain tensor is not examined again.
+ * Listing opens no items of tensors except those of quantized dtypes and those whose length shows that they are not plain. What
+ * surrounds the elements of a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned
+ * out to belong to a plain tensor is not examined again.
  *
  * The items of a few small matrices have such a length by chance: what a quantized tensor lacks in elements, its longer pickle adds.
  * So small matrices are examined whatever their length, if there are few, or if the checkpoint has tensor subclasses. */
@@ -62,8 +63,8 @@ static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
     return around >= LENGTHS || !s->plain[around];
 }
 
-/* Reads the item of a chunk. *own is opaque if it stores a subclass or a quantized tensor of the chunk's dtype and sizes. Items that cannot be read,
- * or that hold a different tensor, are reported when the tensor is read. */
+/* Reads the item of a chunk. *own is opaque if it stores a subclass or a quantized tensor of the chunk's dtype and sizes. Items
+ * that cannot be read, or that hold a different tensor, are reported when the tensor is read. */
 static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk *chunk, size_t length, tsr_entry *own)
 {
     tsr_checkpoint *checkpoint = s->checkpoint;

@@ -99,7 +99,7 @@ def _end_copy(tensor, copied, as_stored):
 def _check_elements(name, tensor):
     """Names the tensor, which PyTorch's own errors do not."""
     if tensor.layout != torch.strided:
-        raise TesseraError(f"'{name}' has the layout {str(tensor.layout).removeprefix('torch.')}; only dense tensors can be saved as tensors, and others in a tuple", "unsupported")
+        raise TesseraError(f"'{name}' has the layout {str(tensor.layout).removeprefix('torch.')}; only dense tensors are saved as tensors; in a tuple it is saved as an object", "unsupported")
     if tensor.device.type == "meta":
         raise TesseraError(f"'{name}' is on the meta device and has no elements to save", "unsupported")
 

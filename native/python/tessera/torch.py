@@ -101,15 +101,17 @@ class StorageReader(_StorageReader):
 
     def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
         self._open()
-        self._left = {index: info for index, info in (metadata.storage_data or {}).items() if self._is_left(index, info)}
+        can_open = os.path.isdir(self._checkpoint.path) and not any(self._choices.values())
+        files = set(self._checkpoint._session.own_files()) if can_open else ()
+        self._left = {index: info for index, info in (metadata.storage_data or {}).items() if self._is_left(index, info, files)}
 
-    def _is_left(self, index, info):
-        """Whether an item is left to PyTorch's own reader: one whose extension is in the registry, and, of a directory that it can open, a
-        quantized tensor and an object whose code it may run, which are not always possible to pickle again."""
+    def _is_left(self, index, info, files):
+        """Whether an item is left to PyTorch's own reader: one whose extension is in the registry, and, if it is in one of these files,
+        a quantized tensor or an object whose code may run, because not all of them can be pickled again."""
         if getattr(info, "transform_descriptors", None):
             return self._registry is not None and has_extension(info)
         entry = self._checkpoint.get(index.fqn)
-        if entry is None or any(self._choices.values()) or not os.path.isfile(os.path.join(self.path, info.relative_path)):
+        if entry is None or info.relative_path not in files:
             return False
         return is_quantized(entry) or self.unsafe_objects and entry.kind != "tensor" and not entry.is_data()
 
@@ -139,7 +141,7 @@ class StorageReader(_StorageReader):
             if item.type == LoadItemType.BYTE_IO and not self.unsafe_objects:
                 raise TesseraError(f"{self.path}: the object '{item.storage_index.fqn}' is stored through an extension, so whether it is data cannot be "
                                    "seen; tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
-        reader = FileSystemReader(self.path, *filter(None, [self._registry]))
+        reader = FileSystemReader(self._checkpoint.path, *filter(None, [self._registry]))
         reader.storage_data = self._left
         reader.read_data(plan, planner).wait()
 
