@@ -22,6 +22,7 @@ example 5 >convert.mjs
 example 6 >load.mjs
 grep -q 'sinkOf' convert.mjs && grep -q 'diff.step' load.mjs || { echo "the README has other examples"; exit 1; }
 grep -q 'checkpoint.inspect' list.mjs && grep -q 'tally.step' tally.mjs && grep -q 'optimizer("flatten"' optimizer.mjs || { echo "the README has other examples"; exit 1; }
+echo 'import("tessera-checkpoint/node").then(async ({ filesOf, load }) => { const { files, options } = filesOf("checkpoint/"); console.log((await load()).open(files, options).inspect().format); });' >common.cjs
 cp -r "$root/samples/checkpoints/dcp_fsdp2" checkpoint
 node - <<'JS' # a file of one tensor, written field by field
 const header = Buffer.from(JSON.stringify({ "model.embed.weight": { dtype: "F32", shape: [4], data_offsets: [0, 16] } })), size = Buffer.alloc(8);
@@ -40,6 +41,8 @@ for node in node "$old"; do
     said=$("$node" tally.mjs | head -n 1)
     [[ $said == "-1 2 0.333"*" 1 ["* ]] || { echo "$node tally.mjs said: $said"; exit 1; }
     "$node" optimizer.mjs >optimizer.txt
+    said=$("$node" common.cjs)
+    [ "$said" = dcp ] || { echo "$node common.cjs said: $said"; exit 1; }
     rm -f model-bf16.safetensors
     "$node" convert.mjs >convert.txt 2>/dev/null
     grep -q '^[1-9][0-9]* tensors, [0-9]* warnings' convert.txt && [ -s model-bf16.safetensors ] || { echo "$node convert.mjs said: $(cat convert.txt)"; exit 1; }
