@@ -4,7 +4,7 @@
 export type InspectDocument = {
   readonly schema: "tessera.inspect/1";
   readonly path: string;
-  readonly format: "dcp" | "dcp-safetensors" | "safetensors" | "safetensors-index" | "torch-zip" | "torch-legacy" | "torch-ranks" | "torch-index" | "shards" | "deepspeed" | "deepspeed-universal" | "megatron-dist" | "verl" | "accelerate-fsdp" | "lightning-dist" | "hf-trainer" | "torch-checkpointing" | "json" | "pickle" | "accelerate" | "nemo" | "automodel" | "olmo-core" | "prime-rl" | "diffusers";
+  readonly format: "dcp" | "dcp-safetensors" | "safetensors" | "safetensors-index" | "torch-zip" | "torch-legacy" | "torch-ranks" | "torch-index" | "shards" | "deepspeed" | "deepspeed-universal" | "megatron-dist" | "verl" | "accelerate-fsdp" | "lightning-dist" | "hf-trainer" | "torch-checkpointing" | "json" | "pickle" | "accelerate" | "nemo" | "automodel" | "olmo-core" | "prime-rl" | "diffusers" | "sentence-transformers";
   readonly summary: {
     readonly tensors: number;
     readonly objects: number;

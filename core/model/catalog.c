@@ -78,6 +78,7 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_OLMO_CORE: return "olmo-core";
     case TSR_FORMAT_PRIME_RL: return "prime-rl";
     case TSR_FORMAT_DIFFUSERS: return "diffusers";
+    case TSR_FORMAT_SENTENCE_TRANSFORMERS: return "sentence-transformers";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

@@ -735,6 +735,39 @@ def pipelines_of_diffusers_open_as_parts(t):
 
 
 @test
+def models_of_sentence_transformers_open_as_parts(t):
+    """tests/golden/make_sentence_transformers.py. A model of one module in the root is a model like any other."""
+    root = os.path.join(ROOT, "tests", "golden", "sentence_transformers")
+    with open(os.path.join(root, "expect.json")) as f:
+        expect = json.load(f)
+    for name, parts in expect.items():
+        path = os.path.join(root, name)
+        doc = t.json("inspect", path, "--json", "--hash", "sha256")
+        want = {"plain": "safetensors", "trained": "hf-trainer"}.get(name, "sentence-transformers")
+        need(doc["format"] == want, f"{name}: {doc['format']}")
+        got = {k: [e["dtype"], e["shape"], e["sha256"]] for k, e in tensors(doc).items()}
+        flat = {f"{part}.{k}" if part else k: v for part, listed in parts.items() for k, v in listed.items()}
+        of_model = {k: v for k, v in got.items() if k.split(".")[0] in parts or not parts.get("model")}
+        need(of_model == flat, f"{name}: {set(of_model) ^ set(flat)}")
+        findings = [f for f in t.json("validate", path, "--deep", "--json")["findings"] if f["level"] != "note"]
+        need(not findings or name == "trained" and {f["rule"] for f in findings} <= {"pickle/unlisted-class"}, f"{name}: {findings}")
+    t.run("convert", os.path.join(root, "dense"), t.at("word.safetensors"), "--part", "0_Transformer")
+    t.run("diff", t.at("word.safetensors"), os.path.join(root, "dense", "model.safetensors"), "--values")
+    t.run("convert", os.path.join(root, "router"), t.at("routed"), "--to", "safetensors")
+    need(sorted(os.listdir(t.at("routed"))) == sorted(f"{p}.safetensors" for p in expect["router"]), os.listdir(t.at("routed")))
+    for place, lost in (("dense", "2_Dense"), ("old", "0_Transformer"), ("router", "document_0_Transformer")):
+        shutil.copytree(os.path.join(root, place), t.at(place))
+        os.remove(os.path.join(t.at(place), lost, "model.safetensors"))
+        findings = t.json("validate", t.at(place), "--json", status=1)["findings"]
+        need([f["rule"] for f in findings if f["level"] == "error"] == ["parts/incomplete-save"] and f"'{lost}'" in findings[0]["message"], findings)
+        t.run("convert", t.at(place), t.at("out"), "--to", "dcp", status=2)
+    with open(t.at("dense", "modules.json"), "w") as f:
+        f.write("{")
+    shutil.copy(os.path.join(root, "dense", "2_Dense", "model.safetensors"), t.at("dense", "2_Dense"))
+    need(t.json("inspect", t.at("dense"), "--json")["format"] == "safetensors", "a document that is not a list of modules")
+
+
+@test
 def a_step_that_olmo_core_saved_is_read(t):
     """tests/golden/make_olmo_core.py. Its storage writer describes where items are by a class of its own, of the same fields."""
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "olmo_core")

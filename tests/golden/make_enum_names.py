@@ -7,7 +7,7 @@ Usage: python tests/golden/make_enum_names.py     in an environment that has all
 Every member is pickled, and must be one call on its class, with protocols 2, 4 and 5; anything else stops the script. What
 Python writes is `Class(value)` (up to 3.10, and from 3.12), or `getattr(Class, name)` (3.11).
 
-Made with CPython 3.11.2, torch 2.13.0, torchao 0.18.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2,
+Made with CPython 3.11.2, torch 2.13.0, torchao 0.18.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2, sentence-transformers 6.2.0,
 deepspeed 0.19.8, megatron-core 0.16.1, lightning 2.6.6, pytorch-lightning 2.6.6.
 """
 import contextlib
@@ -22,7 +22,7 @@ import re
 import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "torchao", "accelerate", "transformers", "peft", "lightning", "pytorch_lightning", "megatron", "deepspeed")
+PACKAGES = ("torch", "torchao", "accelerate", "transformers", "peft", "sentence_transformers", "lightning", "pytorch_lightning", "megatron", "deepspeed")
 
 # Modules whose enums configure or describe what is saved: arguments, plugins, trainer states, plans, quantized tensors.
 # Compilers, exporters, profilers, servers and command-line menus do not save anything.
@@ -39,6 +39,7 @@ SAVED = re.compile(r"""
   | transformers\.(integrations\.integration_utils|generation\.configuration_utils|utils\.(generic|quantization_config))
   | accelerate\.(state|utils\.dataclasses)
   | peft\..*
+  | sentence_transformers\.base\.sampler
   | (lightning\.pytorch|pytorch_lightning)\..*
   | megatron\.core\.(enums|rerun_state_machine|transformer\..*|dist_checkpointing\..*|datasets\..*|distributed\..*)
   | deepspeed\.(comm\.reduce_op|utils\.types)
@@ -58,6 +59,7 @@ peft 0.4.0: peft.tuners.prompt_tuning PromptTuningInit
 peft 0.4.0: peft.utils.config PeftType TaskType
 pytorch-lightning 1.5.10: pytorch_lightning.utilities.enums DeviceType DistributedType ModelSummaryMode
 pytorch-lightning 1.9.5: pytorch_lightning.utilities.enums AMPType AutoRestartBatchKeys PrecisionType
+sentence-transformers 5.1.0: sentence_transformers.training_args BatchSamplers MultiDatasetBatchSamplers
 torch 1.12.1: torch.distributed.fsdp.fully_sharded_data_parallel BackwardPrefetch ShardingStrategy StateDictType
 torchao 0.10.0: torchao.float8.float8_tensor GemmInputRole
 torchao 0.10.0: torchao.prototype.mx_formats.mx_tensor ScaleCalculationMode
@@ -71,6 +73,7 @@ transformers 4.30.2: transformers.trainer_utils EvaluationStrategy ShardedDDPOpt
 transformers 4.46.3: transformers.image_utils AnnotionFormat
 transformers 4.46.3: transformers.utils.backbone_utils BackboneType
 transformers 4.46.3: transformers.utils.quantization_config AWQLinearVersion AwqBackendPackingMethod
+trl 0.24.0: trl.trainer.dpo_config FDivergenceType
 """
 
 

@@ -186,5 +186,6 @@ extern const tsr_directory tsr_directory_automodel;
 extern const tsr_directory tsr_directory_olmo;
 extern const tsr_directory tsr_directory_prime;
 extern const tsr_directory tsr_directory_diffusers;
+extern const tsr_directory tsr_directory_sentence;
 
 #endif

@@ -4,6 +4,7 @@
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
 #include "formats/parts/mount.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
@@ -534,6 +535,8 @@ static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
 const tsr_directory tsr_directory_trainer = {
     .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = check_configs};
 
+static tsr_status mount_trained_modules(tsr_checkpoint *checkpoint, tsr_error *err);
+
 static const tsr_part_row trainer_parts[] = {
     {.part = "model",
      .from = {{TSR_SOURCE_FILE, "model.safetensors"},
@@ -542,6 +545,7 @@ static const tsr_part_row trainer_parts[] = {
               {TSR_SOURCE_FILE, "pytorch_model.bin.index.json"},
               {TSR_SOURCE_FILE, "adapter_model.safetensors"},
               {TSR_SOURCE_FILE, "adapter_model.bin"}}},
+    {.mounts = mount_trained_modules},
     {.part = "optimizer",
      .from = {{TSR_SOURCE_FILE, "optimizer.pt"},
               {TSR_SOURCE_FILE, "optimizer.bin"},
@@ -778,19 +782,27 @@ static uint32_t find_stranger(const tsr_store *store, const kind *k, uint64_t wo
     return TSR_NO_FILE;
 }
 
+/* Parses a document. *out is NULL if it is not there, or is not JSON. */
+static tsr_status read_document(tsr_checkpoint *checkpoint, tsr_str name, cJSON **out, tsr_error *err)
+{
+    const uint32_t file = tsr_store_find(checkpoint->store, name);
+    tsr_bytes text;
+    tsr_error why = {0};
+    *out = NULL;
+    if (file == TSR_NO_FILE) return TSR_OK;
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
+    const tsr_status status = tsr_json_parse(text.data, checkpoint->host, out, &why);
+    tsr_bytes_free(&text);
+    if (status != TSR_OK) *out = NULL;
+    return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
+}
+
 /* Sets *world to the number of ranks in fsdp_config.json, or to 0 if it does not exist or states none. */
 static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err)
 {
-    const uint32_t file = tsr_store_find(checkpoint->store, TSR_STR("fsdp_config.json"));
-    tsr_bytes text;
     cJSON *root;
-    tsr_error why = {0};
     *world = 0;
-    if (file == TSR_NO_FILE) return TSR_OK;
-    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
-    const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &why);
-    tsr_bytes_free(&text);
-    if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
+    TSR_TRY(read_document(checkpoint, TSR_STR("fsdp_config.json"), &root, err));
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(root, "world_size");
     if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= FRAMEWORKS_MOST_RANKS)
         *world = (uint64_t)stated->valuedouble;
@@ -1087,6 +1099,168 @@ const tsr_directory tsr_directory_diffusers = {
     .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
 static const tsr_part_row pipeline_parts[] = {{.mounts = mount_pipeline}, {.part = NULL}};
 
+/* ---- models of sentence-transformers: modules.json lists the modules that a model consists of, each with its directory; the first one is
+ * usually in the root. A Router has modules, too, in directories that its config lists. Source of the names:
+ * sentence_transformers/base/model.py, base/modules/router.py ---- */
+
+#define MODULES "modules.json"
+
+typedef struct sentence_module {
+    tsr_str part, class, directory; /* the directory is empty for the root */
+} sentence_module;
+
+static bool is_class(tsr_str class, const char *const *names)
+{
+    while (*names && !tsr_str_equal(class, tsr_str_from(*names))) names++;
+    return *names;
+}
+
+static bool is_router(tsr_str class)
+{
+    static const char *const routers[] = {"Router", "Asym", NULL};
+    return is_class(class, routers);
+}
+
+/* Adds the module in the directory `name` of `above`, both of which may be empty. `type` is the name of a class with its module. */
+static tsr_status add_module(tsr_checkpoint *checkpoint, tsr_vec *modules, tsr_str above, tsr_str name, const cJSON *type,
+                             tsr_error *err)
+{
+    if (!cJSON_IsString(type) || modules->count == MOST_NUMBERED) return TSR_OK;
+    tsr_arena *arena = checkpoint->arena;
+    sentence_module *module = tsr_vec_push(modules, err);
+    if (!module) return TSR_E_NOMEM;
+    module->class = tsr_arena_str(arena, tsr_last_component(tsr_json_text_of(type)), err);
+    while (name.size && name.data[name.size - 1] == '/') name.size--;
+    module->directory =
+        tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(above), above.size ? "/" : "", TSR_STR_ARG(name));
+    /* Older versions call the directory of the first module so, too. */
+    module->part = module->directory.size
+                       ? tsr_arena_str(arena, module->directory, err)
+                       : tsr_arena_format(arena, err, "%zu_%.*s", modules->count - 1, TSR_STR_ARG(module->class));
+    if (!module->class.data || !module->directory.data || !module->part.data) return TSR_E_NOMEM;
+    for (size_t i = 0; i < module->part.size; i++)
+        if (module->part.data[i] == '/') ((char *)(uintptr_t)module->part.data)[i] = '_';
+    return TSR_OK;
+}
+
+/* Adds the modules of a Router. Its config had a more general name before. */
+static tsr_status add_routed(tsr_checkpoint *checkpoint, tsr_vec *modules, const sentence_module *router, tsr_error *err)
+{
+    static const char *const configs[] = {"router_config.json", "config.json"};
+    const tsr_str above = router->directory;
+    tsr_status status = TSR_OK;
+    cJSON *root = NULL;
+    const cJSON *type, *types;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs && !root; i++) {
+        const tsr_str name =
+            tsr_arena_format(checkpoint->arena, err, "%.*s%s%s", TSR_STR_ARG(above), above.size ? "/" : "", configs[i]);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(read_document(checkpoint, name, &root, err));
+    }
+    types = cJSON_GetObjectItemCaseSensitive(root, "types");
+    cJSON_ArrayForEach(type, types)
+    {
+        if (status == TSR_OK) status = add_module(checkpoint, modules, above, tsr_json_key_of(type), type, err);
+    }
+    cJSON_Delete(root);
+    return status;
+}
+
+/* Adds the modules of the document, and then those of the Routers among them. Without the document there are none. */
+static tsr_status list_modules(tsr_checkpoint *checkpoint, tsr_vec *modules, tsr_error *err)
+{
+    cJSON *root;
+    const cJSON *item;
+    tsr_status status = TSR_OK;
+    TSR_TRY(read_document(checkpoint, TSR_STR(MODULES), &root, err));
+    const cJSON *list = cJSON_IsArray(root) ? root : NULL;
+    cJSON_ArrayForEach(item, list)
+    {
+        const cJSON *path = cJSON_GetObjectItemCaseSensitive(item, "path");
+        if (status != TSR_OK || !cJSON_IsString(path)) continue;
+        status = add_module(checkpoint, modules, (tsr_str){"", 0}, tsr_json_text_of(path),
+                            cJSON_GetObjectItemCaseSensitive(item, "type"), err);
+    }
+    cJSON_Delete(root);
+    for (size_t i = 0; i < modules->count && status == TSR_OK; i++) {
+        const sentence_module module = ((const sentence_module *)modules->items)[i]; /* the list may move */
+        if (is_router(module.class)) status = add_routed(checkpoint, modules, &module, err);
+    }
+    return status;
+}
+
+/* A model whose weights are all in the root is opened like any other. */
+static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    tsr_vec modules = tsr_vec_of(checkpoint->host->allocator, sizeof(sentence_module));
+    const tsr_status status = list_modules(checkpoint, &modules, err);
+    const sentence_module *items = modules.items;
+    *is = false;
+    for (size_t i = 0; i < modules.count && !*is; i++)
+        *is = items[i].directory.size && has_weights(checkpoint->store, items[i].directory);
+    tsr_vec_free(&modules);
+    return status;
+}
+
+static tsr_status mount_module(tsr_checkpoint *checkpoint, const sentence_module *module, tsr_error *err)
+{
+    static const char *const models[] = {MODELS, NULL};
+    /* Others, such as Pooling and Normalize, have no weights, or not always. */
+    static const char *const weighty[] = {
+        "Transformer",          "MLMTransformer",    "CLIPModel", "StaticEmbedding", "Dense", "LayerNorm", "LSTM", "CNN",
+        "WeightedLayerPooling", "SparseAutoEncoder", NULL};
+    const tsr_str directory = module->directory;
+    const bool is_root = !directory.size,
+               has = is_root ? tsr_has_any(checkpoint->store, models) : has_weights(checkpoint->store, directory);
+    if (is_router(module->class)) return TSR_OK;
+    if (has && is_root) {
+        tsr_part_row row = trainer_parts[0];
+        row.part = module->part.data;
+        return mount_row(&(mounting){.checkpoint = checkpoint, .err = err}, &row);
+    }
+    if (has) {
+        TSR_TRY(tsr_part_begin(checkpoint, module->part, false, err));
+        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = directory}, err);
+    }
+    if (!is_class(module->class, weighty)) return TSR_OK;
+    return tsr_checkpoint_is_incomplete(
+        checkpoint, TSR_STR(MODULES),
+        tsr_arena_format(checkpoint->arena, err,
+                         MODULES " names a module '%.*s', which has no weights %s%.*s%s: they were removed or not copied",
+                         TSR_STR_ARG(module->class), is_root ? "in the root" : "in '", TSR_STR_ARG(directory),
+                         is_root ? "" : "'"),
+        err);
+}
+
+/* Mounts the modules, those in the root only with `root`. */
+static tsr_status mount_modules(tsr_checkpoint *checkpoint, bool root, tsr_error *err)
+{
+    tsr_vec modules = tsr_vec_of(checkpoint->host->allocator, sizeof(sentence_module));
+    tsr_status status = list_modules(checkpoint, &modules, err);
+    const sentence_module *items = modules.items;
+    for (size_t i = 0; i < modules.count && status == TSR_OK; i++)
+        if (root || items[i].directory.size) status = mount_module(checkpoint, &items[i], err);
+    tsr_vec_free(&modules);
+    return status;
+}
+
+static tsr_status mount_sentence_model(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    return mount_modules(checkpoint, true, err);
+}
+
+/* The Trainer of sentence-transformers saves such a model, too: its part `model` is what is in the root. */
+static tsr_status mount_trained_modules(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    return mount_modules(checkpoint, false, err);
+}
+
+static const char *const sentence_files[] = {MODULES, NULL, NULL};
+READER(tsr_reader_sentence, TSR_FORMAT_SENTENCE_TRANSFORMERS);
+const tsr_directory tsr_directory_sentence = {
+    .reader = &tsr_reader_sentence, .requires = sentence_files, .recognizes = is_sentence_model, .has_no_marker = true};
+static const tsr_part_row sentence_parts[] = {{.mounts = mount_sentence_model}, {.part = NULL}};
+
 /* ---- the table ---- */
 
 static const tsr_framework frameworks[] = {
@@ -1103,6 +1277,7 @@ static const tsr_framework frameworks[] = {
     {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, TSR_LEFT_FILES},
+    {TSR_FORMAT_SENTENCE_TRANSFORMERS, .parts = {sentence_parts}, TSR_LEFT_FILES},
     {.format = TSR_FORMAT_NONE},
 };
 

@@ -39,6 +39,8 @@
     {"pytorch_lightning.trainer.states", "RunningStage TrainerFn TrainerStatus"},
     {"pytorch_lightning.utilities.enums",
      "AMPType AutoRestartBatchKeys DeviceType DistributedType GradClipAlgorithmType ModelSummaryMode PrecisionType"},
+    {"sentence_transformers.base.sampler", "BatchSamplers MultiDatasetBatchSamplers"},
+    {"sentence_transformers.training_args", "BatchSamplers MultiDatasetBatchSamplers"},
     {"torch.amp.grad_scaler", "OptState"}, {"torch.ao.quantization.backend_config.backend_config", "ObservationType"},
     {"torch.ao.quantization.observer", "MappingType TorchAODType ZeroPointDomain"},
     {"torch.ao.quantization.quant_type", "QuantType"},
@@ -101,3 +103,4 @@
     {"transformers.utils.generic", "PaddingStrategy TensorType"},
     {"transformers.utils.quantization_config",
      "AWQLinearVersion AwqBackend AwqBackendPackingMethod AwqFormat ExllamaVersion QuantizationMethod"},
+    {"trl.trainer.dpo_config", "FDivergenceType"},

@@ -22,6 +22,7 @@ const tsr_directory *const tsr_directories[] = {
     &tsr_directory_olmo,
     &tsr_directory_prime,
     &tsr_directory_diffusers,
+    &tsr_directory_sentence,
     &tsr_directory_dcp_without_metadata,
     &tsr_directory_dcp,
     NULL,

@@ -132,7 +132,8 @@ typedef enum tsr_format {
     TSR_FORMAT_AUTOMODEL,
     TSR_FORMAT_OLMO_CORE,
     TSR_FORMAT_PRIME_RL,
-    TSR_FORMAT_DIFFUSERS /* a pipeline: a directory of models */
+    TSR_FORMAT_DIFFUSERS,            /* a pipeline: a directory of models */
+    TSR_FORMAT_SENTENCE_TRANSFORMERS /* modules in directories of their own */
 } tsr_format;
 
 /* The name of a format in documents and on the command line: "dcp", "torch-zip", …. Static text. */
