@@ -284,6 +284,12 @@ tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global)
     return in_torch(pickle, global) ? tsr_dtype_from_name(tsr_pickle_name_of(pickle, global)) : TSR_DTYPE_NONE;
 }
 
+bool tsr_torch_is_untyped(const tsr_pickle *pickle, tsr_ref global)
+{
+    const tsr_str name = tsr_pickle_name_of(pickle, global);
+    return tsr_str_equal(name, TSR_STR("UntypedStorage")) || tsr_str_equal(name, TSR_STR("_UntypedStorage"));
+}
+
 tsr_dtype tsr_torch_storage_dtype(const tsr_pickle *pickle, tsr_ref global)
 {
     bool known = in_torch(pickle, global);
@@ -292,9 +298,8 @@ tsr_dtype tsr_torch_storage_dtype(const tsr_pickle *pickle, tsr_ref global)
         known = tsr_str_equal(module, TSR_STR("torch.storage")) || tsr_str_equal(module, TSR_STR("torch.cuda"));
     }
     if (!known) return TSR_DTYPE_NONE;
-    tsr_str name = tsr_pickle_name_of(pickle, global);
-    if (tsr_str_equal(name, TSR_STR("UntypedStorage")) || tsr_str_equal(name, TSR_STR("_UntypedStorage"))) return TSR_UINT8;
-    return tsr_dtype_from_storage_class(name);
+    return tsr_torch_is_untyped(pickle, global) ? TSR_UINT8
+                                                : tsr_dtype_from_storage_class(tsr_pickle_name_of(pickle, global));
 }
 
 /* ---- enum names ---- */

@@ -63,6 +63,7 @@ size_t tsr_torch_return_size(tsr_str name);
 tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global);
 /* The element type of a storage class such as "torch FloatStorage"; uint8 for untyped storages; else TSR_DTYPE_NONE. */
 tsr_dtype tsr_torch_storage_dtype(const tsr_pickle *pickle, tsr_ref global);
+bool tsr_torch_is_untyped(const tsr_pickle *pickle, tsr_ref global); /* a class of untyped storages */
 
 /* Enum classes of training frameworks. Their members are data: Python pickles one as `Class(value)` (up to 3.10, and from
  * 3.12) or as `getattr(Class, name)` (3.11), which looks like a call, but only picks one of a few constants.

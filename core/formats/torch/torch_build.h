@@ -19,6 +19,8 @@ typedef struct tsr_torch_storage {
     uint64_t byte_offset; /* in the file; the container fills it in before tsr_torch_place */
     bool meta;            /* on the meta device: has no bytes */
     bool lost;            /* its bytes are not whole */
+    bool unloadable;      /* an untyped storage in the legacy form */
+    uint64_t pickled_at;  /* the position in the file of what names it first */
 } tsr_torch_storage;
 
 /* A dense tensor and what is needed to take a box out of it. `entry` first: a TENSOR value points to it. */

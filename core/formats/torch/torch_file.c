@@ -335,7 +335,11 @@ static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *bu
     *at = storage->byte_offset + bytes;
     tsr_torch_run *run = tsr_vec_push(runs, err);
     if (!run) return TSR_E_NOMEM;
-    *run = (tsr_torch_run){.file = build->file, .byte_offset = storage->byte_offset, .byte_length = bytes};
+    *run = (tsr_torch_run){.file = build->file,
+                           .byte_offset = storage->byte_offset,
+                           .byte_length = bytes,
+                           .unloadable = storage->unloadable,
+                           .pickled_at = storage->pickled_at};
     return TSR_OK;
 }
 
@@ -461,7 +465,13 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
     for (uint32_t i = 0; i < item.zip.count; i++) {
         const tsr_zip_member *m = &item.zip.members[i];
         const bool has_crc = !item.zip.crc_absent && !(item.storages_unsummed && torch_is_storage(&item.zip, m));
-        TSR_TRY(push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, has_crc, m->crc32, m->name}, err));
+        const tsr_torch_run run = {.file = file,
+                                   .byte_offset = m->byte_offset,
+                                   .byte_length = m->size,
+                                   .has_crc = has_crc,
+                                   .crc32 = m->crc32,
+                                   .member = m->name};
+        TSR_TRY(push_run(runs, run, err));
     }
     return TSR_OK;
 }
@@ -746,7 +756,19 @@ static tsr_status note_slice(tsr_checkpoint *checkpoint, const tsr_torch_run *ru
                            use->bytes, run->byte_length, TSR_STR_ARG(use->first->fqn));
 }
 
-tsr_status tsr_torch_note_slices(tsr_checkpoint *checkpoint, tsr_error *err)
+/* Such as those of float8 tensors, for which there is no typed storage. */
+static tsr_status report_unloadable(tsr_checkpoint *checkpoint, const tsr_torch_run *run, const storage_use *use,
+                                    tsr_error *err)
+{
+    const tsr_str fqn = use->first ? use->first->fqn : TSR_STR("");
+    const tsr_place place = {checkpoint->store->files[run->file].name, run->pickled_at, fqn};
+    return tsr_finding_add_at(
+        checkpoint->findings, (tsr_rated_rule){"pickle/unloadable", TSR_WARNING}, place, err,
+        "%s%.*s%s an untyped storage, which PyTorch writes to files of the legacy form, but cannot read back",
+        fqn.size ? "'" : "there is", TSR_STR_ARG(fqn), fqn.size ? "' is in" : "");
+}
+
+tsr_status tsr_torch_note_storages(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
     const tsr_catalog *catalog = &checkpoint->catalog;
@@ -761,8 +783,10 @@ tsr_status tsr_torch_note_slices(tsr_checkpoint *checkpoint, tsr_error *err)
         if (!ranks) add_uses(list, uses, &catalog->entries[i]);
     }
     tsr_status status = TSR_OK;
-    for (size_t i = 0; i < list->count && status == TSR_OK; i++)
-        status = note_slice(checkpoint, &list->runs[i], &uses[i], err);
+    for (size_t i = 0; i < list->count && status == TSR_OK; i++) {
+        if (list->runs[i].unloadable) status = report_unloadable(checkpoint, &list->runs[i], &uses[i], err);
+        if (status == TSR_OK) status = note_slice(checkpoint, &list->runs[i], &uses[i], err);
+    }
     tsr_free(allocator, uses, list->count + 1, sizeof *uses);
     return status;
 }
@@ -817,7 +841,7 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     checkpoint->catalog.entry_count = flat.entry_count;
     checkpoint->catalog.mappings = flat.mappings;
     checkpoint->catalog.mapping_count = flat.mapping_count;
-    TSR_TRY(tsr_torch_note_slices(checkpoint, err));
+    TSR_TRY(tsr_torch_note_storages(checkpoint, err));
     return tsr_torch_keep_shared(checkpoint->host, flat.entries, flat.entry_count, file.storage_count, err);
 }
 

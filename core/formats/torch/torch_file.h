@@ -25,6 +25,8 @@ typedef struct tsr_torch_run {
     bool has_crc;
     uint32_t crc32;
     tsr_str member;
+    bool unloadable; /* as in tsr_torch_storage */
+    uint64_t pickled_at;
 } tsr_torch_run;
 
 /* Opens a file of the zip or legacy form into the checkpoint's arena; `rank` is what its name tells. Appends to `runs`
@@ -34,8 +36,9 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
 
 /* Keeps a copy of the runs for tsr_torch_extents. */
 tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, tsr_error *err);
-/* Notes runs of which the tensors of the catalog use only a small part. Only after tsr_torch_keep_runs. */
-tsr_status tsr_torch_note_slices(tsr_checkpoint *checkpoint, tsr_error *err);
+/* Adds findings about storages, with a tensor of each: those that PyTorch cannot load, and those of which the tensors of the catalog
+ * use only a small part. Only after tsr_torch_keep_runs. */
+tsr_status tsr_torch_note_storages(tsr_checkpoint *checkpoint, tsr_error *err);
 /* The extents of runs in the order of files and bytes, with what is between them where Tessera wrote it. They belong to no entry. */
 tsr_status tsr_torch_run_extents(tsr_checkpoint *checkpoint, const tsr_torch_run *runs, size_t count,
                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,

@@ -131,7 +131,7 @@ static tsr_status join_files(ranks *r)
     TSR_TRY(tsr_torch_union_keep(&r->entries, storage_base, r->err));
     TSR_TRY(tsr_torch_keep_runs(r->checkpoint, &r->runs, r->err));
     TSR_TRY(tsr_rank_entries_settle(&r->holders, r->err));
-    return tsr_torch_note_slices(r->checkpoint, r->err);
+    return tsr_torch_note_storages(r->checkpoint, r->err);
 }
 
 static tsr_status name_files(ranks *r)
@@ -273,7 +273,7 @@ static tsr_status join_shards(joining *j)
             if (!j->shards[i].mapped[k]) TSR_TRY(add_unmapped(j, &j->shards[i], &j->shards[i].entries[k]));
     TSR_TRY(tsr_torch_union_keep(&j->entries, storage_base, j->err));
     TSR_TRY(tsr_torch_keep_runs(j->checkpoint, &j->runs, j->err));
-    TSR_TRY(tsr_torch_note_slices(j->checkpoint, j->err));
+    TSR_TRY(tsr_torch_note_storages(j->checkpoint, j->err));
     if (!j->incomplete) TSR_TRY(tsr_weight_map_check_total(j->checkpoint, &j->map, j->bytes, j->err));
     return tsr_weight_map_check_stray(j->checkpoint, &j->map, TSR_STR(".bin"), j->err);
 }

@@ -108,6 +108,8 @@ static tsr_status read_storage(tsr_torch_build *build, tsr_ref ref, uint64_t pos
     TSR_FAIL_AT(!sized, err, TSR_E_FORMAT, position, "torch: storage '%.*s' has an impossible number of elements (%lld)",
                 TSR_STR_ARG(storage.key), (long long)numel);
     storage.meta = tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 3)), TSR_STR("meta"));
+    storage.unloadable = count == 6 && tsr_torch_is_untyped(pickle, class_ref);
+    storage.pickled_at = position;
     TSR_TRY(add_storage(build, &storage, position, &part->storage, err));
     *dtype = storage.dtype;
     part->byte_offset = 0;
@@ -481,7 +483,6 @@ static tsr_str type_name(const tsr_value *value)
 {
     if (value->variant == TSR_VARIANT_FROZENSET) return TSR_STR("frozenset");
     if (value->variant == TSR_VARIANT_BYTEARRAY) return TSR_STR("bytearray");
-    if (value->variant == TSR_VARIANT_SUBCLASS) return value->text;
     if (value->variant == TSR_VARIANT_SUBCLASS) return value->text;
     /* clang-format off */
     static const char *const names[] = {

@@ -7,8 +7,6 @@
 #include "formats/pickle/torch_names.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/finding_add.h"
-
 enum { VISITS_PER_BYTE = 64, LEAST_VISITS = 1 << 20 };
 
 typedef struct judge {
@@ -387,10 +385,8 @@ static tsr_status judge_storage(const tsr_verdict *v, const tsr_pickle_oddity *o
     bool named = tsr_pickle_kind_of(pickle, id) == TSR_PICKLE_TUPLE && tsr_pickle_count(pickle, id) == items &&
                  tsr_str_equal(tsr_pickle_text(pickle, tsr_pickle_item(pickle, id, 0)), TSR_STR("storage"));
     if (!named) return tsr_verdict_unloadable(v, odd->position, "a persistent id is not that of a storage", err);
-    const tsr_place place = {v->file_name, v->pickle_offset + odd->position, {NULL, 0}};
-    if (items == 6 && tsr_str_ends(tsr_pickle_name_of(pickle, tsr_pickle_item(pickle, id, 1)), TSR_STR("UntypedStorage")))
-        return tsr_finding_add_at(v->findings, (tsr_rated_rule){"pickle/unloadable", TSR_WARNING}, place, err,
-                                  "PyTorch writes untyped storages to files of the legacy form, but cannot read them back");
+    if (items == 6 && tsr_torch_is_untyped(pickle, tsr_pickle_item(pickle, id, 1)))
+        return TSR_OK; /* tsr_torch_note_storages reports it with the name of a tensor */
     if (tsr_pickle_kind_of(pickle, key) == TSR_PICKLE_BYTES)
         return tsr_verdict_unloadable(v, odd->position, "the key of a storage is not a str", err);
     if (!tsr_torch_is_device(pickle, tsr_pickle_item(pickle, id, 3)))
