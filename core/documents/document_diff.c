@@ -205,21 +205,24 @@ static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapp
     return mapping->value->count ? is_written(conversion, mapping) : tsr_selection_keeps(selection, mapping->fqn);
 }
 
-tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
+tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion, tsr_container to,
                                         const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
 #define REFUSED "written as dict, because torch.load(weights_only=True) refuses "
     static const struct {
         tsr_value_variant variant;
         const char *text;
-    } changes[] = {{TSR_VARIANT_DEFAULTDICT, REFUSED "collections.defaultdict"},
+    } changes[] = {{TSR_VARIANT_STATE_DICT, "written as state dicts instead of the objects that they were"},
+                   {TSR_VARIANT_DEFAULTDICT, REFUSED "collections.defaultdict"},
                    {TSR_VARIANT_SUBCLASS, REFUSED "their classes"}};
-    for (size_t c = 0; c < sizeof changes / sizeof *changes; c++) {
+    const size_t count =
+        to == TSR_TO_TORCH || to == TSR_TO_RANKS ? sizeof changes / sizeof *changes : 1; /* others have no dicts */
+    for (size_t c = 0; c < count; c++) {
         listing l = {.arena = arena, .names = {"", 0}, .err = err};
         for (uint64_t i = 0; i < catalog->mapping_count; i++) {
             const tsr_mapping *mapping = &catalog->mappings[i];
             if (!is_changed(conversion, mapping, changes[c].variant, selection)) continue;
-            const bool has_class = changes[c].variant == TSR_VARIANT_SUBCLASS;
+            const bool has_class = changes[c].variant != TSR_VARIANT_DEFAULTDICT;
             TSR_TRY(list_name(&l, mapping->fqn, has_class ? mapping->value->text : TSR_STR("")));
         }
         TSR_TRY(warn_of_listed(&l, changes[c].text, warnings));

@@ -6,6 +6,7 @@
 
 #include "base/line.h"
 #include "formats/common/expansion.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
@@ -85,7 +86,7 @@ static bool torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY])
 
 /* Which values a walk over a state dict goes into, and their children. */
 
-enum { BUFFERS = 1, ATTRIBUTES = 3, ATTRIBUTES_MAX = 4096 };
+enum { BUFFERS = 1, ATTRIBUTES = 3, ATTRIBUTES_MAX = 4096, TENSOR_DICT_MAX = 64 };
 static const char *const module_parts[ATTRIBUTES] = {"_parameters", "_buffers", "_modules"};
 
 static bool find_parts(const tsr_value *value, const tsr_value *parts[TSR_MODULE_PARTS])
@@ -106,6 +107,36 @@ static bool torch_is_module(const tsr_value *value)
     return find_parts(value, parts);
 }
 
+/* The tensors of a TensorDict, and the class of an object; NULL if the object is not one. A function makes it, whose first argument is the
+ * class. */
+static const tsr_value *made_tensor_dict(const tsr_value *value, tsr_str *class)
+{
+    const tsr_value *args = value->items[0], *state = value->count > 1 ? value->items[1] : NULL;
+    *class = value->text;
+    if (tsr_str_equal(value->text, TSR_STR("tensordict._reductions._make_td")) && args->count == 2 &&
+        args->items[0]->kind == TSR_VALUE_GLOBAL) {
+        *class = args->items[0]->text;
+        state = args->items[1];
+    }
+    const bool is_one = tsr_str_equal(*class, TSR_STR("tensordict._td.TensorDict")) && state &&
+                        state->kind == TSR_VALUE_DICT && tsr_value_pairs(state) <= TENSOR_DICT_MAX;
+    return is_one ? tsr_value_get(state, TSR_STR("_tensordict")) : NULL;
+}
+
+/* What an object stands for that a walk goes into: the module that torch.compile's wrapper holds, and the dict of a TensorDict; otherwise
+ * the value itself. Sources: OptimizedModule.__reduce__ of torch/_dynamo/eval_frame.py, tensordict/_reductions.py. */
+static const tsr_value *content_of(const tsr_value *value)
+{
+    tsr_str class;
+    if (value->kind != TSR_VALUE_OBJECT || !value->count) return value;
+    if (tsr_str_equal(value->text, TSR_STR("torch._dynamo.eval_frame.OptimizedModule"))) {
+        const tsr_value *module = value->items[0]->count ? value->items[0]->items[0] : value; /* an argument of the call */
+        return torch_is_module(module) ? module : value;
+    }
+    const tsr_value *dict = made_tensor_dict(value, &class);
+    return dict && dict->kind == TSR_VALUE_DICT ? dict : value;
+}
+
 /* Quantized, sparse, nested tensors and the like, which torch_value.c shows as named parts. */
 static bool torch_is_odd_tensor(const tsr_value *value)
 {
@@ -118,7 +149,7 @@ static tsr_status opens_list(tsr_map *lists, const tsr_value *value, bool *yes, 
     *yes = value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_TENSOR || torch_is_odd_tensor(value);
     if (*yes || value->kind != TSR_VALUE_OBJECT || value->count < 2) return TSR_OK;
     uint32_t known = tsr_map_get(lists, tsr_torch_container_key(value), 2);
-    *yes = known == 2 ? torch_is_module(value) : known == 0;
+    *yes = known == 2 ? torch_is_module(value) || content_of(value) != value : known == 0;
     return known == 2 ? tsr_map_put(lists, tsr_torch_container_key(value), !*yes, NULL, NULL, err) : TSR_OK;
 }
 
@@ -348,6 +379,7 @@ static counted start_count(const tsr_value *value)
 {
     counted c = {.bytes = VISIT_BYTES, .names = torch_is_kept(value), .walked = true, .open = true};
     if (!torch_is_module(value)) return c;
+    c.names = 1;
     const tsr_value *state = value->items[1], *hidden = tsr_value_get(state, TSR_STR("_non_persistent_buffers_set"));
     c.bytes = add(c.bytes, multiply(VISIT_BYTES, add(tsr_value_pairs(state), hidden ? hidden->count : 0)));
     return c;
@@ -389,6 +421,7 @@ static tsr_status keep_leaf(tsr_torch_survey *survey, const tsr_value *value, co
 static tsr_status visit(tsr_torch_survey *survey, tsr_vec *levels, const tsr_value *value, counted *out, tsr_error *err)
 {
     bool walked;
+    value = content_of(value);
     *out = (counted){.bytes = leaf_bytes(value), .names = 1}; /* or an empty mapping, which is kept */
     if (!is_container(value)) return TSR_OK;
     const uint32_t number = tsr_map_get(survey->known, tsr_torch_container_key(value), UINT32_MAX);
@@ -589,12 +622,31 @@ static tsr_status add_leaf(flatten *f, const tsr_value *value)
     return TSR_OK;
 }
 
-/* A mapping that cannot be rebuilt from the entries below it alone. Mappings inside a module are parts of the module. */
-static tsr_status keep_mapping(flatten *f, const tsr_value *value)
+/* The dict that stands for an object, with the object's class. */
+static const tsr_value *dict_of(const flatten *f, const tsr_value *object, const tsr_value *content)
+{
+    tsr_value *dict = tsr_value_new(f->arena, TSR_VALUE_DICT, f->err);
+    if (!dict) return NULL;
+    dict->variant = TSR_VARIANT_STATE_DICT;
+    dict->count = content->count; /* only whether it is empty counts */
+    if (content == object) dict->text = object->text;
+    else if (content->kind == TSR_VALUE_DICT) made_tensor_dict(object, &dict->text);
+    else
+        dict->text =
+            tsr_arena_format(f->arena, f->err, "%.*s in %.*s", TSR_STR_ARG(content->text), TSR_STR_ARG(object->text));
+    return dict->text.data ? dict : NULL;
+}
+
+/* A mapping that cannot be rebuilt from the entries below it alone. Mappings inside a module are parts of the module. `object` is what
+ * `value` is the content of, or `value` itself. */
+static tsr_status keep_mapping(flatten *f, const tsr_value *object, const tsr_value *value)
 {
     place at;
     const tsr_torch_level *above = f->levels.count ? (const tsr_torch_level *)f->levels.items + f->levels.count - 1 : NULL;
-    if (!torch_is_kept(value) || (above && above->parts[0])) return TSR_OK;
+    const bool is_object = object->kind == TSR_VALUE_OBJECT;
+    if ((!is_object && !torch_is_kept(value)) || (above && above->parts[0])) return TSR_OK;
+    if (is_object) value = dict_of(f, object, value);
+    if (!value) return TSR_E_NOMEM;
     TSR_TRY(take_path(f, &at));
     tsr_mapping *added = tsr_vec_push(&f->mappings, f->err);
     if (!added) return TSR_E_NOMEM;
@@ -604,10 +656,11 @@ static tsr_status keep_mapping(flatten *f, const tsr_value *value)
 
 static tsr_status flatten_visit(flatten *f, const tsr_value *value)
 {
-    if (!torch_survey_walks(&f->survey, value)) return add_leaf(f, value);
-    TSR_TRY(keep_mapping(f, value));
+    const tsr_value *content = content_of(value);
+    if (!torch_survey_walks(&f->survey, content)) return add_leaf(f, value);
+    TSR_TRY(keep_mapping(f, value, content));
     tsr_torch_level *pushed = tsr_vec_push(&f->levels, f->err);
-    return pushed ? torch_level_open(f->host, value, pushed, f->err) : TSR_E_NOMEM;
+    return pushed ? torch_level_open(f->host, content, pushed, f->err) : TSR_E_NOMEM;
 }
 
 static tsr_status walk(flatten *f, const tsr_value *root)

@@ -1,6 +1,7 @@
 /* From the value a pickle holds to the entries of a catalog, by the rule of PyTorch 2.13's flatten_state_dict: mappings
  * flatten, lists only where they hold tensors or mappings (at any depth of lists), tuples are leaves, an empty mapping
- * gives no entry. A pickled nn.Module counts as the mapping that its state_dict() would give.
+ * gives no entry. A pickled nn.Module counts as the mapping that its state_dict() would give, one that torch.compile wrapped as if it
+ * were not wrapped, and a TensorDict as the dict of its tensors.
  *
  * Source of the behavior: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; nn/modules/module.py. */
 #ifndef TSR_FORMATS_TORCH_TORCH_FLATTEN_H

@@ -44,7 +44,8 @@ typedef enum tsr_value_variant {
     TSR_VARIANT_BYTEARRAY,   /* BYTES */
     TSR_VARIANT_COUNTER,     /* DICT: collections.Counter */
     TSR_VARIANT_DEFAULTDICT, /* DICT: collections.defaultdict; `text` names its factory ("builtins.list"), empty for None */
-    TSR_VARIANT_SUBCLASS     /* LIST, DICT: of a subclass, which `text` names; written as list or dict */
+    TSR_VARIANT_SUBCLASS,    /* LIST, DICT: of a subclass, which `text` names; written as list or dict */
+    TSR_VARIANT_STATE_DICT   /* DICT: of an object that is not a dict, whose class `text` names; only in a tsr_mapping */
 } tsr_value_variant;
 
 typedef struct tsr_value tsr_value;

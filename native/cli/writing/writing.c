@@ -274,9 +274,9 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
     tsr_status status =
         tsr_conversion_warnings(w->source.checkpoint, &w->job.conversion, w->to, w->arena, &w->warnings, err);
     const tsr_selection selection = {tsr_globs_select, &w->options->selection};
-    if (status == TSR_OK && (w->to == TSR_TO_TORCH || w->to == TSR_TO_RANKS))
-        status =
-            tsr_conversion_changed_dicts(w->source.catalog, &w->job.conversion, &selection, w->arena, &w->warnings, err);
+    if (status == TSR_OK)
+        status = tsr_conversion_changed_dicts(w->source.catalog, &w->job.conversion, w->to, &selection, w->arena,
+                                              &w->warnings, err);
     if (status == TSR_OK && w->to == TSR_TO_DCP)
         status = tsr_conversion_text_keys(w->source.checkpoint, &w->job.conversion, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;

@@ -371,10 +371,10 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
  * files, not a mapped one. TSR_E_NOMEM. */
 tsr_status tsr_opening_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
-/* For a conversion to torch.save: appends warnings about the dicts of the state dict that were a collections.defaultdict or of another subclass. As
- * containers of entries they are written as dict, so that torch.load can load the rest by its default. `selection` is what was
- * selected. TSR_E_NOMEM. */
-tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
+/* Appends a warning about the modules and TensorDicts of the state dict, of which only the tensors are written. For a conversion to
+ * torch.save also about the dicts that were a collections.defaultdict or of another subclass: as containers of entries they are written
+ * as dict, so that torch.load can load the rest by its default. `selection` is what was selected. TSR_E_NOMEM. */
+tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion, tsr_container to,
                                         const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
 /* For a conversion to a DCP, whose keys are texts: appends a warning about the dicts that have other keys, such as ints. The ids
