@@ -79,6 +79,7 @@ typedef struct tsr_mapped {
     const tsr_mapping_rules *rules; /* NULL if entries are made without rules */
     struct cJSON *config;           /* the content of config.json or params.json, or NULL */
     const char *config_name;
+    bool is_config_beside; /* the source is a single file, and its config.json is next to it */
     tsr_box_maker maker;
     tsr_vec rows;                  /* of tsr_mapped_row */
     tsr_vec computed;              /* of tsr_computed: the files that follow the source's */
@@ -216,8 +217,6 @@ const char *tsr_mapped_quant_method(const tsr_mapped *m);
 /* Whether the config.json among the checkpoint's files, or next to its single file, has a quantization_config. Errors of
  * reading and parsing. */
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err);
-/* The same by the config.json or params.json that has been loaded, if there is one. */
-tsr_status tsr_mapped_is_quantized(const tsr_mapped *m, bool *out, tsr_error *err);
 /* Sets *out to the number of rows per attention head, and returns whether config.json determines it. */
 bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out);
 /* Evaluates a number of a map. TSR_E_NOT_FOUND, naming it, if it is one of config.json, and that is missing or lacks it. */

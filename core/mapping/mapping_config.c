@@ -13,50 +13,7 @@
 #define CONFIG_NAME "config.json"
 #define PARAMS_NAME "params.json"
 
-/* Reads and parses a file of the store; *out is NULL for TSR_NO_FILE. */
-static tsr_status load(tsr_store *store, const tsr_host *host, uint32_t file, const char *name, cJSON **out, tsr_error *err)
-{
-    tsr_bytes bytes = {0};
-    *out = NULL;
-    if (file == TSR_NO_FILE) return TSR_OK;
-    tsr_status status = tsr_range_load((tsr_range){store, file, 0, store->files[file].size}, host, &bytes, err);
-    if (status == TSR_OK) status = tsr_json_parse(bytes.data, host, out, err);
-    tsr_bytes_free(&bytes);
-    if (status != TSR_OK) tsr_error_context(err, "%s", name);
-    return status;
-}
-
-tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
-{
-    static const char *const names[] = {CONFIG_NAME, PARAMS_NAME};
-    for (size_t i = 0; i < sizeof names / sizeof *names && !m->config; i++) {
-        m->config_name = names[i];
-        const uint32_t file = tsr_store_find(m->source->store, tsr_str_from(names[i]));
-        TSR_TRY(load(m->source->store, m->source->host, file, names[i], &m->config, err));
-    }
-    return TSR_OK;
-}
-
-/* compressed-tensors called it compression_config at first. A model with several parts may state it for the language model. */
-static const cJSON *find_quantization(const cJSON *config)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "quantization_config");
-    if (!cJSON_IsObject(item)) item = cJSON_GetObjectItemCaseSensitive(config, "compression_config");
-    return cJSON_IsObject(item) ? item : NULL;
-}
-
-static const cJSON *quantization_of(const cJSON *config)
-{
-    const cJSON *own = find_quantization(config);
-    return own ? own : find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
-}
-
-const cJSON *tsr_mapped_quantization(const tsr_mapped *m)
-{
-    return quantization_of(m->config);
-}
-
-/* A single file is quantized just as its directory is, so the config.json next to it counts for it, too. *out is NULL if there
+/* What holds for a directory holds for a single file of it, so the config.json next to the file counts, too. *out is NULL if there
  * is none. */
 static tsr_status open_neighbor(tsr_store *store, const tsr_host *host, tsr_store **out, tsr_error *err)
 {
@@ -84,23 +41,60 @@ tsr_status tsr_config_load(const tsr_checkpoint *checkpoint, tsr_bytes *out, tsr
     return status;
 }
 
-tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
+/* Parses config.json; *out is NULL if there is none. */
+static tsr_status parse_config(const tsr_checkpoint *checkpoint, cJSON **out, tsr_error *err)
 {
     tsr_bytes bytes;
-    cJSON *config = NULL;
+    *out = NULL;
     TSR_TRY(tsr_config_load(checkpoint, &bytes, err));
-    const tsr_status status = bytes.data.size ? tsr_json_parse(bytes.data, checkpoint->host, &config, err) : TSR_OK;
+    const tsr_status status = bytes.data.size ? tsr_json_parse(bytes.data, checkpoint->host, out, err) : TSR_OK;
     tsr_bytes_free(&bytes);
     if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
-    *out = quantization_of(config) != NULL;
-    cJSON_Delete(config);
     return status;
 }
 
-tsr_status tsr_mapped_is_quantized(const tsr_mapped *m, bool *out, tsr_error *err)
+tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
 {
-    if (!m->config) return tsr_config_is_quantized(m->source, out, err);
-    *out = quantization_of(m->config) != NULL;
+    tsr_store *store = m->source->store;
+    m->config_name = CONFIG_NAME;
+    TSR_TRY(parse_config(m->source, &m->config, err));
+    m->is_config_beside = m->config && tsr_store_find(store, TSR_STR(CONFIG_NAME)) == TSR_NO_FILE;
+    const uint32_t file = tsr_store_find(store, TSR_STR(PARAMS_NAME));
+    tsr_bytes bytes = {0};
+    if (m->config || file == TSR_NO_FILE) return TSR_OK;
+    m->config_name = PARAMS_NAME;
+    tsr_status status = tsr_range_load(tsr_whole_file(store, file), m->source->host, &bytes, err);
+    if (status == TSR_OK) status = tsr_json_parse(bytes.data, m->source->host, &m->config, err);
+    tsr_bytes_free(&bytes);
+    if (status != TSR_OK) tsr_error_context(err, "%s", PARAMS_NAME);
+    return status;
+}
+
+/* compressed-tensors called it compression_config at first. A model with several parts may state it for the language model. */
+static const cJSON *find_quantization(const cJSON *config)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "quantization_config");
+    if (!cJSON_IsObject(item)) item = cJSON_GetObjectItemCaseSensitive(config, "compression_config");
+    return cJSON_IsObject(item) ? item : NULL;
+}
+
+static const cJSON *quantization_of(const cJSON *config)
+{
+    const cJSON *own = find_quantization(config);
+    return own ? own : find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
+}
+
+const cJSON *tsr_mapped_quantization(const tsr_mapped *m)
+{
+    return quantization_of(m->config);
+}
+
+tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
+{
+    cJSON *config;
+    TSR_TRY(parse_config(checkpoint, &config, err));
+    *out = quantization_of(config) != NULL;
+    cJSON_Delete(config);
     return TSR_OK;
 }
 

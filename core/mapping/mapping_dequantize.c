@@ -412,7 +412,7 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, bool given, tsr
     TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
-    TSR_TRY(tsr_mapped_is_quantized(m, &f.is_quantized, err));
+    f.is_quantized = tsr_mapped_quantization(m) != NULL;
     const tsr_status status = find_all(&f);
     tsr_map_free(f.pairs);
     tsr_vec_free(&text);

@@ -578,6 +578,18 @@ static tsr_status note_unknown(folding *f)
         f->err);
 }
 
+/* Notes which config.json states what the modules of a base in one file are called. */
+static tsr_status note_config(const folding *f)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(f->m->config, "model_type");
+    if (!f->m->is_config_beside || !cJSON_IsString(type)) return TSR_OK;
+    return tsr_mapped_add_note(f->m,
+                               tsr_arena_format(f->m->own->arena, f->err,
+                                                "the model_type of the base, '%s', is that of the config.json next to it",
+                                                type->valuestring),
+                               f->err);
+}
+
 /* Notes selected modules for which the adapter has no tensors. PEFT also warns about them when it loads the adapter, and
  * leaves them unchanged. */
 static tsr_status note_left_out(folding *f)
@@ -638,6 +650,7 @@ static tsr_status fold_all(folding *f)
     TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));
     TSR_TRY(note_unknown(f));
+    TSR_TRY(note_config(f));
     return fill_rows(f);
 }
 
