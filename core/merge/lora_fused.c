@@ -20,35 +20,45 @@ typedef enum fusing {
     FUSED_EQUAL,   /* pieces of equal size */
     FUSED_GROUPED, /* k and v are of one size, and q has the other rows */
     FUSED_ROTARY, /* the same as EQUAL; rows of q and k alternate between the halves of a head, where memory has one after the other */
-    FUSED_IN_MEMORY /* the pieces are stored, and memory has the whole */
+    FUSED_INTERLEAVED, /* the same as EQUAL, but the rows of the halves alternate */
+    FUSED_DELTA_NET,   /* q, k and v; z; b; a of a gated delta net, whose sizes are in config.json */
+    FUSED_IN_MEMORY    /* the pieces are stored, and memory has the whole */
 } fusing;
 
-/* `whole` and `pieces` are the last components of the names of modules; "_weight" and "_bias" may follow `whole`, too. */
+/* `whole` and `pieces` are the last components of the names of modules; "_weight" and "_bias" may follow `whole`, too. Those of experts are
+ * of parameters, [experts, rows, columns]. */
 typedef struct fused_row {
     const char *types; /* of models: model_type of config.json or of one of the configs in it */
     const char *whole, *pieces[MOST_PIECES];
     fusing how;
     const char *under; /* a component that the name must have, or NULL */
+    bool experts;
 } fused_row;
 
 /* Source: transformers 5.24, conversion_mapping.py. */
 /* clang-format off */
 static const fused_row fused_rows[] = {
-    {"radio\0qianfan_ocr\0tipsv2\0tipsv2_dpt\0tipsv2_vision_model\0", "attn.qkv", {"attn.q_proj", "attn.k_proj", "attn.v_proj"}, FUSED_EQUAL, NULL},
-    {"gte\0unlimited_ocr\0", "qkv_proj", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL},
-    {"nomic_bert\0jina_embeddings_v3\0", "Wqkv", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL},
-    {"nemo_speechlm\0", "w_qkv", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL},
-    {"tipsv2\0tipsv2_text_model\0", "in_proj", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL},
-    {"hrm_text\0", "gqkv_proj", {"gate_proj", "q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL},
-    {"gradium_phonon_tts\0step3p5_vision\0", "in_proj", {"q_proj", "k_proj", "v_proj"}, FUSED_ROTARY, NULL},
-    {"mistral_large4\0", "wq", {"q_proj"}, FUSED_ROTARY, "vision_encoder"},
-    {"mistral_large4\0", "wk", {"k_proj"}, FUSED_ROTARY, "vision_encoder"},
-    {"sarvam_moe\0", "query_key_value", {"q_proj", "k_proj", "v_proj"}, FUSED_GROUPED, NULL},
-    {"hrm_text\0", "gate_up_proj", {"gate_proj", "up_proj"}, FUSED_EQUAL, NULL},
-    {"dinov2\0dinov2_with_registers\0", "weights_in", {"gate_proj", "up_proj"}, FUSED_EQUAL, NULL},
-    {"tipsv2\0tipsv2_vision_model\0", "w12", {"gate_proj", "up_proj"}, FUSED_EQUAL, NULL},
-    {"gte\0", "up_gate_proj", {"up_proj", "gate_proj"}, FUSED_EQUAL, NULL},
-    {"minimax_m3_vl\0", "gate_up_proj", {"gate_proj", "up_proj"}, FUSED_IN_MEMORY, NULL},
+    {"radio\0qianfan_ocr\0tipsv2\0tipsv2_dpt\0tipsv2_vision_model\0", "attn.qkv", {"attn.q_proj", "attn.k_proj", "attn.v_proj"}, FUSED_EQUAL, NULL, false},
+    {"gte\0unlimited_ocr\0", "qkv_proj", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL, false},
+    {"nomic_bert\0jina_embeddings_v3\0", "Wqkv", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL, false},
+    {"nemo_speechlm\0", "w_qkv", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL, false},
+    {"tipsv2\0tipsv2_text_model\0", "in_proj", {"q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL, false},
+    {"hrm_text\0", "gqkv_proj", {"gate_proj", "q_proj", "k_proj", "v_proj"}, FUSED_EQUAL, NULL, false},
+    {"gradium_phonon_tts\0step3p5_vision\0", "in_proj", {"q_proj", "k_proj", "v_proj"}, FUSED_ROTARY, NULL, false},
+    {"kimi_k25\0", "wqkv", {"attn.q_proj", "attn.k_proj", "attn.v_proj"}, FUSED_ROTARY, NULL, false},
+    {"mistral_large4\0", "wq", {"q_proj"}, FUSED_ROTARY, "vision_encoder", false},
+    {"mistral_large4\0", "wk", {"k_proj"}, FUSED_ROTARY, "vision_encoder", false},
+    {"sarvam_moe\0", "query_key_value", {"q_proj", "k_proj", "v_proj"}, FUSED_GROUPED, NULL, false},
+    {"hrm_text\0", "gate_up_proj", {"gate_proj", "up_proj"}, FUSED_EQUAL, NULL, false},
+    {"dinov2\0dinov2_with_registers\0", "weights_in", {"gate_proj", "up_proj"}, FUSED_EQUAL, NULL, false},
+    {"tipsv2\0tipsv2_vision_model\0", "w12", {"gate_proj", "up_proj"}, FUSED_EQUAL, NULL, false},
+    {"gte\0", "up_gate_proj", {"up_proj", "gate_proj"}, FUSED_EQUAL, NULL, false},
+    {"sapiens2\0", "ffn.w12", {"mlp.gate_proj", "mlp.up_proj"}, FUSED_EQUAL, NULL, false},
+    {"lara_mini\0", "in_proj", {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}, FUSED_DELTA_NET, "linear_attn", false},
+    {"inkling_mm_model\0", "mlp.w13_dn", {"mlp.gate_proj", "mlp.up_proj"}, FUSED_INTERLEAVED, NULL, false},
+    {"inkling_mm_model\0inkling2_text\0inkling2_loop_text\0", "experts.w13_weight", {"experts.gate_up_proj"}, FUSED_INTERLEAVED, NULL, true},
+    {"minimax_m3_vl\0", "gate_up_proj", {"gate_proj", "up_proj"}, FUSED_IN_MEMORY, NULL, false},
+    {"step3p7\0", "mlp.experts.gate_up_proj", {"moe.gate_proj.weight", "moe.up_proj.weight"}, FUSED_IN_MEMORY, NULL, true},
 };
 /* clang-format on */
 
@@ -77,17 +87,23 @@ typedef struct finding {
     tsr_mapped *m;
     tsr_lora_names names;
     loaded *result;
-    tsr_map *pieces;    /* names in memory, as they are compared → its number in `candidates` */
+    tsr_map *
+        pieces; /* names in memory, as they are compared, of experts without the last component → its number in `candidates` */
     tsr_vec candidates; /* of fused */
     tsr_error *err;
 } finding;
 
 /* ---- what the base has ---- */
 
-/* Splits a name into what is before `last`, the last components of its module, and "weight" or "bias". */
-static bool split_name(tsr_str name, tsr_str last, tsr_str *before, tsr_str *kind)
+/* Splits a name into what is before `last`, the last components of its module, and "weight" or "bias"; nothing follows those of experts. */
+static bool split_name(tsr_str name, tsr_str last, bool experts, tsr_str *before, tsr_str *kind)
 {
     static const char *const kinds[] = {"weight", "bias"};
+    if (experts) {
+        *kind = (tsr_str){"", 0};
+        *before = (tsr_str){name.data, name.size - last.size};
+        return name.size > last.size && tsr_str_ends(name, last) && name.data[before->size - 1] == '.';
+    }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         *kind = tsr_str_from(kinds[i]);
         if (name.size < last.size + 1 + kind->size || !tsr_str_ends(name, *kind)) continue;
@@ -110,13 +126,26 @@ static bool has_component(tsr_str name, const char *component)
     return false;
 }
 
+static tsr_str join_name(const finding *f, tsr_str before, const char *last, tsr_str kind)
+{
+    return tsr_arena_format(f->m->own->arena, f->err, "%.*s%s%s%.*s", TSR_STR_ARG(before), last, kind.size ? "." : "",
+                            TSR_STR_ARG(kind));
+}
+
+static tsr_str without_last(tsr_str name)
+{
+    const tsr_str last = tsr_last_component(name);
+    return (tsr_str){name.data, last.size < name.size ? name.size - last.size - 1 : 0};
+}
+
 /* Adds a name that the model has in memory. */
 static tsr_status add_name(const finding *f, tsr_str before, const char *last, tsr_str kind, size_t candidate, tsr_str *name)
 {
     uint32_t *number;
     bool inserted;
-    *name = tsr_arena_format(f->m->own->arena, f->err, "%.*s%s.%.*s", TSR_STR_ARG(before), last, TSR_STR_ARG(kind));
-    const tsr_str compared = name->data ? tsr_lora_compared(&f->names, *name, f->err) : *name;
+    *name = join_name(f, before, last, kind);
+    if (!name->data) return TSR_E_NOMEM;
+    const tsr_str compared = tsr_lora_compared(&f->names, kind.size ? *name : without_last(*name), f->err);
     if (!compared.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_map_put(f->pieces, compared, (uint32_t)candidate, &number, &inserted, f->err));
     if (!inserted) *number = UINT32_MAX - 1; /* it could be either */
@@ -127,7 +156,7 @@ static fused *push(finding *f, const fused_row *row)
 {
     fused *c = tsr_vec_push(&f->candidates, f->err);
     if (!c) return NULL;
-    *c = (fused){.row = row};
+    *c = (fused){.row = row, .heads = 1};
     while (c->count < MOST_PIECES && row->pieces[c->count]) c->count++;
     return c;
 }
@@ -137,7 +166,7 @@ static tsr_status add_whole(finding *f, const fused_row *row, uint64_t order)
 {
     const tsr_entry *entry = &f->result->base->catalog.entries[order];
     tsr_str before, kind;
-    if (!split_name(entry->fqn, tsr_str_from(row->whole), &before, &kind)) return TSR_OK;
+    if (!split_name(entry->fqn, tsr_str_from(row->whole), row->experts, &before, &kind)) return TSR_OK;
     fused *c = push(f, row);
     if (!c) return TSR_E_NOMEM;
     c->whole = entry;
@@ -152,18 +181,18 @@ static tsr_status add_pieces(finding *f, const fused_row *row, uint64_t order)
 {
     const tsr_checkpoint *base = f->result->base;
     tsr_str before, kind;
-    if (!split_name(base->catalog.entries[order].fqn, tsr_str_from(row->pieces[0]), &before, &kind)) return TSR_OK;
+    const tsr_str first = base->catalog.entries[order].fqn;
+    if (!split_name(first, tsr_str_from(row->pieces[0]), row->experts, &before, &kind)) return TSR_OK;
     fused *c = push(f, row);
     if (!c) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < c->count; i++) {
-        const tsr_str name = tsr_arena_format(f->m->own->arena, f->err, "%.*s%s.%.*s", TSR_STR_ARG(before), row->pieces[i],
-                                              TSR_STR_ARG(kind));
+        const tsr_str name = join_name(f, before, row->pieces[i], kind);
         if (!name.data) return TSR_E_NOMEM;
         c->stored[i] = tsr_checkpoint_entry(base, name);
-        if (!c->stored[i] || c->stored[i]->kind != TSR_ENTRY_TENSOR || !c->stored[i]->ndim)
+        if (!c->stored[i] || c->stored[i]->kind != TSR_ENTRY_TENSOR || c->stored[i]->ndim <= row->experts)
             return f->candidates.count--, TSR_OK;
         c->orders[i] = (uint64_t)(c->stored[i] - base->catalog.entries);
-        c->sizes[i] = c->stored[i]->shape[0];
+        c->sizes[i] = c->stored[i]->shape[row->experts];
     }
     return add_name(f, before, row->whole, kind, f->candidates.count - 1, &c->names[0]);
 }
@@ -176,7 +205,8 @@ static tsr_status find_candidates(finding *f)
         if (!tsr_lora_is_of_type(f->m, row->types)) continue;
         for (uint64_t i = 0; i < catalog->entry_count; i++) {
             const tsr_entry *entry = &catalog->entries[i];
-            if (entry->kind != TSR_ENTRY_TENSOR || !entry->ndim || entry->ndim > 2) continue;
+            if (entry->kind != TSR_ENTRY_TENSOR || !entry->ndim || (row->experts ? entry->ndim != 3 : entry->ndim > 2))
+                continue;
             if (row->under && !has_component(entry->fqn, row->under)) continue;
             TSR_TRY(row->how == FUSED_IN_MEMORY ? add_pieces(f, row, i) : add_whole(f, row, i));
         }
@@ -201,11 +231,27 @@ static tsr_status find_target(const finding *f, const tsr_entry *entry, tsr_str 
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Sets the sizes of the pieces. `rows` is that of the piece which the adapter changes. False if they do not fit. */
-static bool set_sizes(fused *c, uint64_t rows)
+/* A size of config.json, or of the config of its language model. */
+static uint64_t size_in(const tsr_mapped *m, const char *name)
 {
-    const uint64_t all = c->whole->shape[0];
+    const cJSON *item = tsr_mapped_stated(m, name);
+    return cJSON_IsNumber(item) && item->valuedouble >= 1 && item->valuedouble < 1e6 ? (uint64_t)item->valuedouble : 0;
+}
+
+/* Sets the sizes of the pieces. `rows` is that of the piece which the adapter changes. False if they do not fit. */
+static bool set_sizes(const tsr_mapped *m, fused *c, uint64_t rows)
+{
+    const uint64_t all = c->whole->shape[c->row->experts];
     for (uint32_t i = 0; i < c->count; i++) c->sizes[i] = all / c->count;
+    if (c->row->how == FUSED_INTERLEAVED) return all % 2 == 0;
+    if (c->row->how == FUSED_DELTA_NET) {
+        const uint64_t heads = size_in(m, "linear_num_value_heads"), z = heads * size_in(m, "linear_value_head_dim");
+        const uint64_t qk = 2 * size_in(m, "linear_num_key_heads") * size_in(m, "linear_key_head_dim");
+        c->sizes[0] = qk + z;
+        c->sizes[1] = z;
+        c->sizes[2] = c->sizes[3] = heads;
+        return qk && z && qk + 2 * (z + heads) == all;
+    }
     if (c->row->how != FUSED_GROUPED) return all % c->count == 0;
     const uint64_t each = c->changed ? rows : rows < all ? (all - rows) / 2 : 0;
     if (!each || each > (all - 1) / 2) return false;
@@ -251,11 +297,26 @@ static tsr_status name_piece(const finding *f, fused *c, tsr_str compared, tsr_s
     return TSR_OK;
 }
 
+/* The matrices of experts are those of a parameter, of which the adapter's names show the module only. */
+static tsr_status find_experts(const finding *f, tsr_str target)
+{
+    const tsr_str module = without_last(target), compared = tsr_lora_compared(&f->names, module, f->err);
+    if (!compared.data) return TSR_E_NOMEM;
+    const uint32_t number = tsr_map_get(f->pieces, compared, UINT32_MAX);
+    fused *c = number < f->candidates.count ? (fused *)f->candidates.items + number : NULL;
+    if (!c || !c->row->experts || f->result->of[c->orders[0]]) return TSR_OK;
+    c->names[0] = tsr_arena_format(f->m->own->arena, f->err, "%.*s.%.*s", TSR_STR_ARG(module),
+                                   TSR_STR_ARG(tsr_last_component(c->names[0])));
+    if (!c->names[0].data) return TSR_E_NOMEM;
+    return c->whole && !set_sizes(f->m, c, 0) ? TSR_OK : mark(f, c);
+}
+
 static tsr_status find_change(const finding *f, const tsr_entry *entry)
 {
     tsr_str target, stored;
     TSR_TRY(find_target(f, entry, &target));
     if (!target.data) return TSR_OK;
+    TSR_TRY(find_experts(f, target));
     TSR_TRY(tsr_lora_stored((tsr_lora_names *)(uintptr_t)&f->names, target, &stored, f->err));
     const tsr_str compared = tsr_lora_compared(&f->names, target, f->err);
     if (!compared.data) return TSR_E_NOMEM;
@@ -267,8 +328,8 @@ static tsr_status find_change(const finding *f, const tsr_entry *entry)
     fused *known = f->result->of[c->orders[0]];
     TSR_TRY(name_piece(f, known ? known : c, compared, target));
     if (known) return TSR_OK;
-    if (c->whole && !set_sizes(c, entry->ndim ? entry->shape[0] : 0)) return TSR_OK;
-    c->heads = c->row->how == FUSED_ROTARY ? heads_of(f->m) : 1;
+    if (c->whole && !set_sizes(f->m, c, entry->ndim ? entry->shape[0] : 0)) return TSR_OK;
+    if (c->row->how == FUSED_ROTARY) c->heads = heads_of(f->m);
     return mark(f, c);
 }
 
@@ -283,18 +344,21 @@ static tsr_status find_changes(finding *f, const tsr_checkpoint *adapter)
 
 /* ---- rows in another order ---- */
 
-/* Brings the rows of [heads, half, 2] into the order of [heads, 2, half], or back. */
-static tsr_status turn(tsr_mapped *m, tsr_mapped_tensor *tensor, uint64_t heads, bool back, tsr_error *err)
+/* Brings the rows, which are those of a dimension, from the order of [heads, half, 2] into that of [heads, 2, half], or back. */
+static tsr_status turn(tsr_mapped *m, tsr_mapped_tensor *tensor, const fused *c, bool back, tsr_error *err)
 {
-    static const uint32_t order[] = {0, 2, 1, 3};
-    const uint64_t half = tensor->shape[0] / heads / 2;
-    TSR_FAIL_IF(half * heads * 2 != tensor->shape[0], err, TSR_E_FORMAT,
+    const uint32_t dim = c->row->experts;
+    const uint64_t heads = c->heads, half = tensor->shape[dim] / heads / 2;
+    uint32_t order[] = {0, 1, 2, 3, 4};
+    order[dim + 1] = dim + 2;
+    order[dim + 2] = dim + 1;
+    TSR_FAIL_IF(half * heads * 2 != tensor->shape[dim], err, TSR_E_FORMAT,
                 "'%.*s' has %llu rows, but config.json says %llu attention heads", TSR_STR_ARG(tensor->name),
-                (unsigned long long)tensor->shape[0], (unsigned long long)heads);
+                (unsigned long long)tensor->shape[dim], (unsigned long long)heads);
     const uint64_t factors[] = {heads, back ? 2 : half, back ? half : 2};
-    TSR_TRY(tsr_boxes_split_dim(&m->maker, tensor, 0, factors, 3, tensor));
+    TSR_TRY(tsr_boxes_split_dim(&m->maker, tensor, dim, factors, 3, tensor));
     TSR_TRY(tsr_boxes_transpose(&m->maker, tensor, order, tensor));
-    return tsr_boxes_merge_dims(&m->maker, tensor, 0, 3, tensor);
+    return tsr_boxes_merge_dims(&m->maker, tensor, dim, 3, tensor);
 }
 
 static bool is_turned(const fused *c, uint32_t piece)
@@ -323,9 +387,10 @@ static tsr_status take_apart(tsr_mapped *m, const fused *c, const tsr_entry *who
     tsr_mapped_tensor tensor, piece;
     uint64_t first = 0;
     TSR_TRY(tsr_boxes_of_entry(&m->maker, whole, &tensor));
+    if (c->row->how == FUSED_INTERLEAVED) TSR_TRY(turn(m, &tensor, c, false, err));
     for (uint32_t i = 0; i < c->count; first += c->sizes[i++]) {
-        TSR_TRY(tsr_boxes_slice(&m->maker, &tensor, 0, (tsr_span){first, c->sizes[i]}, &piece));
-        if (is_turned(c, i)) TSR_TRY(turn(m, &piece, c->heads, false, err));
+        TSR_TRY(tsr_boxes_slice(&m->maker, &tensor, c->row->experts, (tsr_span){first, c->sizes[i]}, &piece));
+        if (is_turned(c, i)) TSR_TRY(turn(m, &piece, c, false, err));
         TSR_TRY(add_row(m, &piece, c->whole ? whole : c->stored[i], names[i], whole, c->orders[c->whole ? 0 : i], err));
     }
     return TSR_OK;
@@ -339,10 +404,11 @@ static tsr_status join(tsr_mapped *m, const fused *c, const tsr_entry *const *pi
     const tsr_entry *changed = pieces[c->changed];
     for (uint32_t i = 0; i < c->count; i++) {
         TSR_TRY(tsr_boxes_of_entry(&m->maker, pieces[i], &tensors[i]));
-        if (is_turned(c, i)) TSR_TRY(turn(m, &tensors[i], c->heads, true, err));
+        if (is_turned(c, i)) TSR_TRY(turn(m, &tensors[i], c, true, err));
         if (tensors[i].dtype != changed->dtype) TSR_TRY(tsr_mapped_cast(m, &tensors[i], changed->dtype, &tensors[i], err));
     }
-    TSR_TRY(tsr_boxes_concat(&m->maker, tensors, c->count, 0, &whole));
+    TSR_TRY(tsr_boxes_concat(&m->maker, tensors, c->count, c->row->experts, &whole));
+    if (c->row->how == FUSED_INTERLEAVED) TSR_TRY(turn(m, &whole, c, true, err));
     return add_row(m, &whole, like, name, changed, c->orders[0], err);
 }
 

@@ -1,7 +1,9 @@
 /* Names of an adapter's tensors, and of the base's. */
 #include "merge/lora_parts.h"
 
+#include "base/line.h"
 #include "codec/json.h"
+#include "mapping/mapping_rules.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 
@@ -156,23 +158,47 @@ static bool has_inner_model(const tsr_mapped *m)
     return false;
 }
 
+enum { LONGEST_NUMBER = 20 };
+
+/* Whether a pattern, in which '#' is a number, is at `at` of a name, as whole components. *end is behind it. */
+static bool is_at(tsr_str name, size_t at, tsr_str pattern, size_t *end, tsr_str *number)
+{
+    if (at && name.data[at - 1] != '.') return false;
+    *end = at;
+    for (size_t i = 0; i < pattern.size; i++) {
+        const size_t from = *end;
+        if (pattern.data[i] == '#') {
+            while (*end < name.size && *end - from < LONGEST_NUMBER && tsr_is_digit(name.data[*end])) ++*end;
+            *number = (tsr_str){name.data + from, *end - from};
+        } else if (*end < name.size && name.data[*end] == pattern.data[i]) {
+            ++*end;
+        }
+        if (*end == from) return false;
+    }
+    return *end == name.size || name.data[*end] == '.';
+}
+
 /* Replaces `old`, where it is whole components, by something that is not longer; by nothing also without the dot behind it. */
 static void replace(tsr_str *name, char *text, tsr_str old, tsr_str new)
 {
-    for (size_t at = 0; at + old.size <= name->size; at++) {
-        const size_t end = at + old.size;
-        if (memcmp(text + at, old.data, old.size) != 0 || (at && text[at - 1] != '.') ||
-            (end < name->size && text[end] != '.'))
-            continue;
-        const bool takes_dot = new.size == 0 && end < name->size;
-        const size_t rest = end + takes_dot;
-        memcpy(text + at, new.data, new.size);
-        memmove(text + at + new.size, text + rest, name->size - rest);
-        name->size -= rest - at - new.size;
+    char digits[LONGEST_NUMBER];
+    tsr_str number = {digits, 0};
+    for (size_t at = 0, end; at < name->size; at++) {
+        if (!is_at(*name, at, old, &end, &number)) continue;
+        const size_t rest = end + (new.size == 0 && end < name->size);
+        size_t size = 0;
+        memcpy(digits, number.data, number.size);
+        for (size_t i = 0; i < new.size; i++) {
+            const tsr_str put = new.data[i] == '#' ? (tsr_str){digits, number.size} : (tsr_str){&new.data[i], 1};
+            memcpy(text + at + size, put.data, put.size);
+            size += put.size;
+        }
+        memmove(text + at + size, text + rest, name->size - rest);
+        name->size -= rest - at - size;
     }
 }
 
-/* `pairs` are names and what replaces them, each with its NUL, and an empty name at the end. The results of earlier ones are in later
+/* `pairs` are names, in which '#' is a number, and what replaces them, each with its NUL, and an empty name at the end. The results of earlier ones are in later
  * ones. */
 static void replace_all(tsr_str *name, char *text, const char *pairs)
 {
@@ -243,7 +269,7 @@ static void rename_modules(tsr_str *name, char *text)
                                 "attn.to_v\0attn.v\0"
                                 "attn.wv\0attn.v\0"
                                 "attn.wv_dv\0attn.v\0"
-                                "attn.wr_du\0r_proj\0"
+                                "attn.r_proj\0attn.wr_du\0"
                                 "attn.attn_sink_proj\0attn.sink_proj\0"
                                 "attn.output.dense\0attn.o\0"
                                 "attn.output\0attn.o\0"
@@ -357,11 +383,53 @@ static const struct {
      "embeddings.position_embedding.weight\0positional_embedding\0transformer.resblocks\0layers\0"
      "vit_downsampler1\0downsampler1\0vit_downsampler2\0downsampler2\0"},
     {"step3p7\0",
-     "multi_modal_projector\0vit_large_projector\0"},
+     "multi_modal_projector\0vit_large_projector\0moe.gate\0gate\0moe.down_proj.weight\0experts.w2\0"},
     {"tipsv2\0tipsv2_dpt\0",
      "vision_model\0visual\0vision_encoder\0visual\0backbone\0visual\0text_encoder\0text_model\0"
      "embeddings.token_embedding\0token_embedding\0transformer.resblocks\0layers\0blocks\0layers\0"
      "embeddings.patch_embeddings.projection\0patch_embed.proj\0"},
+    {"tipsv2_dpt\0",
+     "depth_head.depth_head\0decoder.head\0normals_head.normals_head\0decoder.head\0"
+     "segmentation_head.segmentation_head\0decoder.head\0"
+     "depth_head\0\0normals_head\0\0segmentation_head\0\0decoder.project\0project\0neck.convs\0convs\0"
+     "neck.fusion_stage.layers.#.projection\0fusion_blocks.#.out_conv\0"
+     "neck.fusion_stage.layers.#.residual_layer1.convolution1\0fusion_blocks.#.residual_unit.conv1\0"
+     "neck.fusion_stage.layers.#.residual_layer1.convolution2\0fusion_blocks.#.residual_unit.conv2\0"
+     "neck.fusion_stage.layers.#.residual_layer2.convolution1\0fusion_blocks.#.main_unit.conv1\0"
+     "neck.fusion_stage.layers.#.residual_layer2.convolution2\0fusion_blocks.#.main_unit.conv2\0"
+     "neck.reassemble_stage.layers.#.projection\0reassemble.out_projections.#\0"
+     "neck.reassemble_stage.layers.#.resize\0reassemble.resize_layers.#\0"
+     "neck.reassemble_stage.readout_projects.#.layers.0\0reassemble.readout_projects.#\0"},
+    {"kimi_k25\0", /* the first ones: the files count from 0 */
+     "vision_tower.encoder.blocks.#.mlp.fc1\0vision_tower.layers.#.mlp.fc2\0"
+     "vision_tower.encoder.blocks.#.mlp.fc0\0vision_tower.layers.#.mlp.fc1\0"
+     "vision_tower.encoder.blocks.#.norm1\0vision_tower.layers.#.norm2\0"
+     "vision_tower.encoder.blocks.#.norm0\0vision_tower.layers.#.norm1\0"
+     "vision_tower.encoder.blocks.#.wo\0vision_tower.layers.#.attn.o\0"
+     "vision_tower.encoder.blocks\0vision_tower.layers\0vision_tower.encoder\0vision_tower\0blocks\0layers\0"
+     "mm_projector.in_proj\0mm_projector.proj.0\0mm_projector.out_proj\0mm_projector.proj.2\0"},
+    {"dory\0",
+     "backbone\0\0embeddings\0embed\0"},
+    {"cosmos3_edge\0",
+     "mlp.up_proj\0mlp.fc1\0"},
+    {"sapiens2\0",
+     "attn.wk\0attn.k\0ffn.w3\0w2\0layer.#\0#\0embeddings.patch_embeddings\0patch_embed.projection\0backbone\0\0"
+     "decode_head.predictor\0conv\0decode_head.conv_seg\0conv\0decode_head.conv_pose\0conv\0"
+     "decode_head.conv_normal\0conv\0decode_head.conv_pointmap\0conv\0decode_head.conv_matting\0conv\0"
+     "conv_layers.0.convolution\0conv_layers.0\0conv_layers.1.convolution\0conv_layers.3\0"
+     "conv_layers.2.convolution\0conv_layers.6\0input_conv.convolution\0input_conv.0\0"
+     "upsample_layers.#.convolution\0upsample_blocks.#.0\0"},
+    {"inkling_mm_model\0",
+     "audio_tower\0audio\0embed_audio_tokens.embed_audio_tokens\0encoder\0w2_md\0w2\0"
+     "encoder_layers.#.projection\0linear_#\0layers.linear_#\0linear_#\0"},
+    {"inkling_mm_model\0inkling2_text\0inkling2_loop_text\0",
+     "experts.w2_weight\0experts.w2\0k_proj.sconv\0k_sconv\0v_proj.sconv\0v_sconv\0weight_proj.weight\0weight_proj\0"},
+    {"inkling2\0inkling2_loop\0",
+     "position_embedding.weight\0position_embedding\0"},
+    {"inkling2_loop_text\0",
+     "controllers.attn\0q_message_gate\0k_message_gate\0controllers.k\0v_message_gate\0controllers.v\0"
+     "mlp_message_gate\0controllers.mlp\0down_proj.weight\0down_weight\0"
+     "message_gate_proj.weight\0gain_weight\0forget_gate_proj.weight\0forget_weight\0"},
     {"unlimited_ocr\0",
      "multi_modal_projector\0projector.layers\0vision_tower.sam_encoder.layers\0sam_model.blocks\0"
      "vision_tower.sam_encoder\0sam_model\0vision_tower.vision_encoder.encoder.layers\0visual.layers\0"
@@ -403,12 +471,32 @@ static const struct {
 };
 /* clang-format on */
 
+/* The files on the Hub number each layer of dory twice, layers.0.mixer for the attention and layers.1.mixer for what follows it; those that
+ * transformers writes do not. Source: LayerPairCollapse of transformers' core_model_loading.py. */
+static void number_mixers(tsr_str *name, char *text)
+{
+    size_t end;
+    tsr_str number;
+    uint64_t block;
+    for (size_t at = 0; at < name->size; at++) {
+        if (!is_at(*name, at, TSR_STR("layers.#.mixer"), &end, &number) || !tsr_index_parse(number, &block)) continue;
+        char new[64];
+        tsr_line line = tsr_line_on(new, sizeof new);
+        tsr_line_format(&line, "layers.%llu.%s", (unsigned long long)(block / 2), block % 2 ? "mlp" : "attn");
+        memcpy(text + at, new, line.used);
+        memmove(text + at + line.used, text + end, name->size - end);
+        name->size -= end - at - line.used;
+        return;
+    }
+}
+
 static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_error *err)
 {
     const tsr_str copy = tsr_arena_format(names->m->own->arena, err, "%.*s", TSR_STR_ARG(name));
     tsr_str left = copy;
     for (size_t i = 0; copy.data && i < sizeof renamed_in / sizeof *renamed_in; i++)
         if (names->types & 1u << i) replace_all(&left, (char *)(uintptr_t)copy.data, renamed_in[i].pairs);
+    if (copy.data && tsr_lora_is_of_type(names->m, "dory\0")) number_mixers(&left, (char *)(uintptr_t)copy.data);
     return left;
 }
 
@@ -434,7 +522,7 @@ static void find_types(tsr_lora_names *names)
 static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_str name, tsr_error *err)
 {
     tsr_arena *arena = names->m->own->arena;
-    if (comparison) name = named_by_type(names, name, err);
+    name = named_by_type(names, name, err);
     if (!name.data) return name;
     tsr_str left = tsr_name_without(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
     if (!left.data || !comparison) return left;
@@ -471,25 +559,10 @@ static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_er
     return *stored ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* transformers numbers modules of these models (model_type in config.json) differently than their files do, so that a tensor of a
- * similar name is another one. */
-static tsr_status check_numbers(const tsr_lora_names *names, tsr_str target, tsr_error *err)
-{
-    static const char renumbered[] = "dory\0kimi_k25\0";
-    const cJSON *type = tsr_mapped_setting(names->m, "model_type");
-    TSR_FAIL_IF(
-        cJSON_IsString(type) && tsr_is_among(tsr_str_from(type->valuestring), renumbered), err, TSR_E_UNSUPPORTED,
-        "transformers numbers modules of %s models differently than their files do, so nothing shows which tensor of "
-        "the base is '%.*s'; fold this adapter with PEFT",
-        type->valuestring, TSR_STR_ARG(target));
-    return TSR_OK;
-}
-
 tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err)
 {
     *out = target;
     if (tsr_checkpoint_entry(names->m->source, target)) return TSR_OK;
-    TSR_TRY(check_numbers(names, target, err));
     uint32_t number = UINT32_MAX;
     for (unsigned i = 0; i < TSR_LORA_COMPARISONS && number == UINT32_MAX; i++) {
         if (!names->stored[i]) TSR_TRY(list_stored(names, i, err));

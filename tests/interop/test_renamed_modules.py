@@ -17,16 +17,8 @@ from test_maps import need
 MAKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "transformers_adapters.py")
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
 
-SPLIT = "transformers splits or joins matrices that the adapter changes in a way that is not followed"
-OTHER_NAMES = "some names follow no rule that other models share"
-NUMBERS = "transformers numbers modules differently than the files do"
 TIED = "a module is in two places, and PEFT merges the changes of both into one tensor"
-REFUSED = {
-    **dict.fromkeys(("inkling2", "inkling2_loop", "inkling2_loop_text", "inkling2_text", "inkling_mm_model", "lara_mini", "sapiens2", "step3p7"), SPLIT),
-    **dict.fromkeys(("cosmos3_edge", "tipsv2_dpt"), OTHER_NAMES),
-    **dict.fromkeys(("dory", "kimi_k25"), NUMBERS),
-    "pp_doclayout_v3": TIED,
-}
+REFUSED = {"pp_doclayout_v3": TIED}
 
 
 def run(*arguments):

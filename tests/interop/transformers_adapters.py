@@ -25,6 +25,13 @@ NOT_SIZE = re.compile(r"num_channels|in_channels|patch|image_size|vocab|kernel|w
 LAYER_COUNT = re.compile(r"(num_hidden_layers|num_layers|n_layers?|_layers|^layers|depth|num_blocks)$")
 EXPERT_COUNT = re.compile(r"(n_routed_experts|num_experts|num_local_experts|moe_num_experts|n_experts|num_routed_experts)$")
 LEFT_OUT = ("architectures", "transformers_version", "id2label", "label2id", "dtype", "torch_dtype", "_name_or_path", "out_features", "out_indices", "stage_names", "per_layer_config")
+# Numbers that a configuration or its class checks against each other, and what has no default.
+STATED = {
+    "cosmos3_edge": {"text_config": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}},
+    "dory": {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "mlp"] * 4, "n_input_layers": 2, "n_recurrent_layers": 4, "n_output_layers": 2},
+    "kimi_k25": {"vision_config": {"hidden_size": 64, "num_attention_heads": 4}},
+    "sapiens2": {"head_config": {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [8], "conv_kernel_sizes": [1]}},
+}
 TASKS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "IMAGE_CLASSIFICATION", "OBJECT_DETECTION")
 
 
@@ -79,6 +86,8 @@ def make_model(model_type, by):
     config = CONFIG_MAPPING[model_type]
     small = shrink(json.loads(json.dumps(config().to_dict(), default=str)), by)
     small.pop("model_type", None)
+    for name, value in STATED.get(model_type, {}).items():
+        small[name] = {**(small.get(name) or {}), **value} if isinstance(value, dict) else value
     config = config(**small)
     model_class = class_of(config)
     with torch.device("meta"):
