@@ -794,6 +794,21 @@ def directories_of_dcps_that_only_look_alike(t):
 
 
 @test
+def the_step_that_skyrl_names_is_opened(t):
+    """Names of save_checkpoints in skyrl/train/trainer.py 0.3.0; the files of its ranks have the names of verl's."""
+    for step, name in ((4, "torch_ranks_fsdp2"), (8, "torch_ranks_tp_fsdp2")):
+        files = sorted(os.listdir(sample(name)[0]))
+        os.makedirs(t.at(f"run/global_step_{step}/policy"))
+        for rank, file in enumerate(files):
+            for kind in ("model", "extra_state"):
+                shutil.copy(os.path.join(sample(name)[0], file), t.at(f"run/global_step_{step}/policy", f"{kind}_world_size_{len(files)}_rank_{rank}.pt"))
+    with open(t.at("run/latest_ckpt_global_step.txt"), "w") as f:
+        f.write("4")
+    doc = t.json("inspect", t.at("run"), "--json", "--part", "model", "--hash", "sha256")
+    need(tensors(doc) == tensors(t.json("inspect", sample("torch_ranks_fsdp2")[0], "--json", "--hash", "sha256")), "another step was opened")
+
+
+@test
 def the_step_that_dlrover_names_is_opened(t):
     for step, name in ((4, "dcp_fsdp2"), (8, "dcp_tp_fsdp2"), (12, "dcp_fsdp2")):
         shutil.copytree(sample(name)[0], t.at(f"run/{step}"))

@@ -23,7 +23,7 @@ enum { MOST_TRIED = 64 };
 
 /* Files that name the newest checkpoint, either its directory or its number. */
 static const char *const markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt",
-                                      "dlrover_latest.txt"};
+                                      "dlrover_latest.txt", "latest_ckpt_global_step.txt"};
 
 /* ---- entering a directory ---- */
 
@@ -346,8 +346,8 @@ static bool holds_files(const tsr_store *store, tsr_str directory)
     return false;
 }
 
-/* The directory that a marker's line refers to, either by its name or by a number, as Megatron and verl write it. Empty if
- * it does not exist. */
+/* The directory that a marker's line refers to, either by its name or by a number, as Megatron, verl and SkyRL write it. Empty
+ * if it does not exist. */
 static tsr_status directory_of(tsr_checkpoint *checkpoint, tsr_str line, tsr_str *out, tsr_error *err)
 {
     uint64_t number;
