@@ -578,6 +578,7 @@ static tsr_status note_unknown(folding *f)
         f->err);
 }
 
+#ifndef TSR_SMALL /* there, a file has no neighbors */
 /* Notes which config.json states what the modules of a base in one file are called. */
 static tsr_status note_config(const folding *f)
 {
@@ -589,6 +590,7 @@ static tsr_status note_config(const folding *f)
                                                 type->valuestring),
                                f->err);
 }
+#endif
 
 /* Notes selected modules for which the adapter has no tensors. PEFT also warns about them when it loads the adapter, and
  * leaves them unchanged. */
@@ -650,7 +652,9 @@ static tsr_status fold_all(folding *f)
     TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));
     TSR_TRY(note_unknown(f));
+#ifndef TSR_SMALL
     TSR_TRY(note_config(f));
+#endif
     return fill_rows(f);
 }
 

@@ -535,7 +535,9 @@ static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
 const tsr_directory tsr_directory_trainer = {
     .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = check_configs};
 
+#ifndef TSR_SMALL
 static tsr_status mount_trained_modules(tsr_checkpoint *checkpoint, tsr_error *err);
+#endif
 
 static const tsr_part_row trainer_parts[] = {
     {.part = "model",
@@ -545,7 +547,9 @@ static const tsr_part_row trainer_parts[] = {
               {TSR_SOURCE_FILE, "pytorch_model.bin.index.json"},
               {TSR_SOURCE_FILE, "adapter_model.safetensors"},
               {TSR_SOURCE_FILE, "adapter_model.bin"}}},
+#ifndef TSR_SMALL
     {.mounts = mount_trained_modules},
+#endif
     {.part = "optimizer",
      .from = {{TSR_SOURCE_FILE, "optimizer.pt"},
               {TSR_SOURCE_FILE, "optimizer.bin"},
@@ -1099,6 +1103,7 @@ const tsr_directory tsr_directory_diffusers = {
     .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
 static const tsr_part_row pipeline_parts[] = {{.mounts = mount_pipeline}, {.part = NULL}};
 
+#ifndef TSR_SMALL /* the browser's module has no room for them */
 /* ---- models of sentence-transformers: modules.json lists the modules that a model consists of, each with its directory; the first one is
  * usually in the root. A Router has modules, too, in directories that its config lists. Source of the names:
  * sentence_transformers/base/model.py, base/modules/router.py ---- */
@@ -1260,6 +1265,7 @@ READER(tsr_reader_sentence, TSR_FORMAT_SENTENCE_TRANSFORMERS);
 const tsr_directory tsr_directory_sentence = {
     .reader = &tsr_reader_sentence, .requires = sentence_files, .recognizes = is_sentence_model, .has_no_marker = true};
 static const tsr_part_row sentence_parts[] = {{.mounts = mount_sentence_model}, {.part = NULL}};
+#endif
 
 /* ---- the table ---- */
 
@@ -1277,7 +1283,9 @@ static const tsr_framework frameworks[] = {
     {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, TSR_LEFT_FILES},
+#ifndef TSR_SMALL
     {TSR_FORMAT_SENTENCE_TRANSFORMERS, .parts = {sentence_parts}, TSR_LEFT_FILES},
+#endif
     {.format = TSR_FORMAT_NONE},
 };
 
