@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 
@@ -16,9 +18,19 @@ from test_write import BUCKET, Place, bucket, uploads_left
 from test_write_others import azurite_place, emulator_place, google_place
 
 RANKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "writer_ranks.py")
-PYTHON = {"python": None, "package": None}  # set by run.py
+PYTHON = {"python": None, "package": None, "ranks": None}  # set by run.py; ranks: the socket of start_ranks
 WORLD = 3
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
+
+
+def start_ranks():
+    """Starts the process that the ranks of all tests are children of, and returns the socket on which it is asked for them. It ends when
+    all processes of the tests have."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    subprocess.Popen([PYTHON["python"], RANKS, str(theirs.fileno())], env={**os.environ, "PYTHONPATH": PYTHON["package"], "OMP_NUM_THREADS": "1"},
+                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+    theirs.close()
+    return ours
 
 
 class Rank:
@@ -37,12 +49,12 @@ class Ranks:
         if not PYTHON["python"]:
             raise Skip("there is no Python with PyTorch and the package (--python, --package)")
         self.t, self.place, self.world, self.killed = t, place, world, False
-        more = {**place.env, **env, "PYTHONPATH": PYTHON["package"], "OMP_NUM_THREADS": "1", "PORT": str(servers.free_port())}
+        environment = {**os.environ, **place.env, **env, "PORT": str(servers.free_port())}
         self.log = open(t.at("ranks.log"), "ab+")
         self.ranks = [Rank() for _ in range(world + 1)]
-        theirs = [fd for rank in self.ranks for fd in rank.theirs]
-        self.parent = subprocess.Popen([PYTHON["python"], RANKS, *map(str, theirs)], env={**os.environ, **more}, stdin=subprocess.DEVNULL,
-                                       stdout=subprocess.DEVNULL, stderr=self.log, pass_fds=theirs)
+        self.ended, theirs = os.pipe()
+        theirs = [theirs, *(fd for rank in self.ranks for fd in rank.theirs)]
+        socket.send_fds(PYTHON["ranks"], [json.dumps(environment).encode()], [self.log.fileno(), *theirs])
         for fd in theirs:
             os.close(fd)
 
@@ -52,10 +64,12 @@ class Ranks:
     def __exit__(self, *_):
         for process in self.ranks:
             process.stdin.close()
-        self.parent.wait(600)
+        is_over = select.select([self.ended], [], [], 600)[0]
+        os.close(self.ended)
         for process in self.ranks:
             process.stdout.close()
         self.log.close()
+        need(is_over, "the ranks do not end")
 
     def ask(self, ranks, job):
         for process in ranks:

@@ -1,24 +1,32 @@
-"""Ranks that save with tessera.torch.StorageWriter, and a process that reads such saves: children of one process, which has
-imported PyTorch once. It is run by a Python that has PyTorch and the package, with PORT in the environment, and two file
-descriptors for each child. Each line of the first is a job, which is a JSON document (see test_python_writer.py), and its result
-is a line of the second."""
+"""Ranks that save with tessera.torch.StorageWriter, and a process that reads such saves. All of them are children of one process, which
+imports PyTorch once for all tests, when the first of them asks for ranks. It is run by a Python that has PyTorch and the package, with the
+number of a socket. A message asks for the ranks of one test: it is their environment, with PORT in it, as a JSON document, and comes with
+file descriptors: a log, one that is closed when all of these ranks have ended, and two for each rank. Each line of a rank's first one is a job,
+which is a JSON document (see test_python_writer.py), and its result is a line of the second."""
+import gc
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+requests = socket.socket(fileno=int(sys.argv[1]))
+if not requests.recv(1, socket.MSG_PEEK):  # No test asks for ranks, so PyTorch, which takes seconds, is not imported.
+    sys.exit()
 
-import tessera.torch
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402, F401  distribute_tensor would import it in each rank
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from torch.distributed.checkpoint import HuggingFaceStorageReader  # noqa: E402
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
+
+import tessera.torch  # noqa: E402
 
 
 def whole(name, k, rows, columns):
@@ -134,11 +142,38 @@ def read(job):
     return {"by_torch": by_torch, "by_url": by_url, "findings": [f.rule for f in tessera.check(job["url"], deep=True)]}
 
 
+def equals(job):
+    """Whether PyTorch reads the tensors of a safetensors file, bit for bit, from a copy of a DCP."""
+    want = load_file(job["file"])
+    state = {name: torch.zeros_like(tensor) for name, tensor in want.items()}
+    dcp.load(state, checkpoint_id=job["copy"], no_dist=True)
+    return all(torch.equal(state[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in want.items())
+
+
 def answer(result):
     print(json.dumps(result), file=results, flush=True)
 
 
-pipes = [int(fd) for fd in sys.argv[1:]]
+def next_request():
+    """Forks for each message, until no test is left that could send one. Returns what came with the message, in the child."""
+    gc.collect()
+    gc.freeze()  # Otherwise each collection in each rank would visit, and so copy, all objects of PyTorch.
+    while True:
+        message, fds, _, _ = socket.recv_fds(requests, 1 << 18, 64)
+        if not message:
+            sys.exit()
+        if os.fork() == 0:
+            return json.loads(message), fds
+        for fd in fds:
+            os.close(fd)
+
+
+environment, (log, ended, *pipes) = next_request()
+requests.close()
+os.environ.clear()
+os.environ.update(environment)
+os.dup2(log, sys.stderr.fileno())
+os.close(log)
 for rank in range(len(pipes) // 2):
     if os.fork() == 0:
         break
@@ -154,7 +189,7 @@ for other in {*pipes} - {pipes[2 * rank], pipes[2 * rank + 1]}:
     os.close(other)
 for line in jobs:
     asked = json.loads(line)
-    answer({"save": save, "read": read, "child": save_in_child}[asked["do"]](asked))
+    answer({"save": save, "read": read, "child": save_in_child, "equals": equals}[asked["do"]](asked))
 if os.environ.get("RANKS_DIE"):
     os._exit(0)  # Another rank has died, so this one ends without the destructors of PyTorch's process groups.
 if dist.is_initialized():
