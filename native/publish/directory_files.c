@@ -10,18 +10,22 @@
 
 /* ---- output files ---- */
 
-/* The descriptors of an output's files. Where many are open, one that nobody uses is closed before another one is opened. */
+/* The descriptors of an output's files. Where many are open, one that nobody uses is closed before another one is opened. The search for it
+ * begins behind the one that was closed last: files are mostly opened in their order, and those before it would be visited again for every
+ * file of the output. */
 
 void tsr_output_make_room(directory_output *output)
 {
     assert(tsr_is_locked(&output->lock));
     if (!tsr_sys_keeps_many(output->open_files)) return;
     for (uint32_t i = 0; i < output->files.count; i++) {
-        output_file *f = tsr_output_file(output, i);
+        const uint32_t number = (uint32_t)(((uint64_t)output->hand + i) % output->files.count);
+        output_file *f = tsr_output_file(output, number);
         if (f->fd < 0 || f->users) continue;
         output->sys->close(output->sys, f->fd);
         f->fd = -1;
         tsr_output_keep(output, -1);
+        output->hand = number + 1;
         return;
     }
 }

@@ -60,6 +60,7 @@ typedef struct directory_output {
     tsr_vec directories;  /* of const char *: subdirectories that were made */
     pthread_mutex_t lock; /* protects the files and their descriptors */
     uint32_t open_files;
+    uint32_t hand; /* the number of the file at which the search for one to close begins */
     bool published;
     bool exists;              /* the destination exists and is replaced */
     unsigned widest;          /* union of the permissions of all files of the old checkpoint */

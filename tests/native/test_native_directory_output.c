@@ -488,10 +488,20 @@ static void test_native_directory_output__many_files_need_few_descriptors(void *
         snprintf(name, sizeof name, "%03d", i);
         assert_int_equal(output->write_at(output, files[i], 0, name, 3, &err), TSR_OK);
     }
+    for (int i = 0; i < 400; i++) { /* in another order, in which most have to be opened again */
+        const int file = i * 271 % 400;
+        snprintf(name, sizeof name, "%03d", 399 - file);
+        assert_int_equal(output->write_at(output, files[file], 3, name, 3, &err), TSR_OK);
+    }
     assert_int_equal(output->publish(output, TSR_NO_FILE, &err), TSR_OK);
     output->close(output);
-    assert_int_equal(scratch_read("many/399", text, sizeof text), 3);
-    assert_memory_equal(text, "399", 3);
+    for (int i = 0; i < 400; i++) {
+        char path[16], wanted[16];
+        snprintf(path, sizeof path, "many/%03d", i);
+        snprintf(wanted, sizeof wanted, "%03d%03d", i, 399 - i);
+        assert_int_equal(scratch_read(path, text, sizeof text), 6);
+        assert_memory_equal(text, wanted, 6);
+    }
 }
 
 int main(void)
