@@ -3,7 +3,6 @@
 #include "publish/directory_output.h"
 #include "publish/destination.h"
 
-#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #include <dirent.h>
@@ -200,7 +199,10 @@ static tsr_status add_file(directory_output *output, tsr_str name, uint64_t size
     tsr_status status = name_file(output, name, &file, err);
     if (status == TSR_OK && output->mode != OUTPUT_FILE) status = tsr_output_make_subdirectories(output, file.name, err);
     if (status != TSR_OK) return status;
+    uint32_t *named;
     if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(output->names, tsr_str_from(file.name), 0, &named, NULL, err));
+    *named = (uint32_t)output->files.count;
     tsr_output_make_room(output);
     status = output->options.tag ? join_temporary(output, &file, size, err) : create_temporary(output, &file, err);
     if (status != TSR_OK) {
@@ -557,6 +559,8 @@ static void output_close(tsr_output *base)
     pthread_mutex_destroy(&output->lock);
     tsr_vec_free(&output->files);
     tsr_vec_free(&output->directories);
+    tsr_map_free(output->names);
+    tsr_map_free(output->obsolete_names);
     tsr_arena_free(output->arena);
     tsr_free(output->allocator, output, 1, sizeof *output);
 }
@@ -588,6 +592,17 @@ static tsr_status make_key(directory_output *output, tsr_error *err)
     return TSR_OK;
 }
 
+static tsr_status make_maps(directory_output *output, tsr_error *err)
+{
+    const size_t count = output->options.obsolete_count;
+    output->names = tsr_map_new(output->allocator, 0, err);
+    output->obsolete_names = tsr_map_new(output->allocator, count, err);
+    if (!output->names || !output->obsolete_names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        TSR_TRY(tsr_map_put(output->obsolete_names, output->options.obsolete[i], (uint32_t)i, NULL, NULL, err));
+    return TSR_OK;
+}
+
 /* Decides how the destination is written; nothing is created there yet. */
 static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                              const tsr_directory_output_options *options, directory_output **out, tsr_error *err)
@@ -614,6 +629,7 @@ static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator,
     if (status == TSR_OK) output->name = tsr_arena_str(output->arena, tsr_str_from(place.name), err).data;
     if (status == TSR_OK) output->parent_path = tsr_arena_str(output->arena, tsr_str_from(place.parent), err).data;
     if (status == TSR_OK && (!output->name || !output->parent_path)) status = TSR_E_NOMEM;
+    if (status == TSR_OK) status = make_maps(output, err);
     if (status == TSR_OK && options->sums) status = make_key(output, err);
     if (status == TSR_OK) status = choose_mode(output, path, place.parent, err);
     if (status == TSR_OK) *out = output;

@@ -8,6 +8,7 @@
 #include "publish/file_sums.h"
 #include "publish/journal.h"
 #include "publish/record.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/directory.h"
 
 #include <pthread.h>
@@ -57,6 +58,7 @@ typedef struct directory_output {
     char tag[64];         /* word that temporary names contain */
     unsigned number;      /* the next tag to try; only used if options.tag is NULL */
     tsr_vec files;        /* of output_file */
+    tsr_map *names;       /* final name → the file's number, which the next file has if this one could not be created */
     tsr_vec directories;  /* of const char *: subdirectories that were made */
     pthread_mutex_t lock; /* protects the files and their descriptors */
     uint32_t open_files;
@@ -68,6 +70,7 @@ typedef struct directory_output {
     /* What is to be replaced, as it was when the output was opened (directory_publish.c). An inode of 0: nothing was there. */
     tsr_identity found;      /* of the destination */
     tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced directory */
+    tsr_map *obsolete_names; /* name → its number in options.obsolete */
     bool unsynced_names;     /* files were created or opened since the directories were last synced */
     bool begins;             /* with a tag: a file was missing or did not have its full size */
     bool cannot_copy;        /* copy_range cannot work here, or its bytes could not be summed up */

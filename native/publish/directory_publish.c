@@ -14,7 +14,6 @@
 
 #include "publish/directory_output.h"
 #include "publish/record.h"
-#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* ---- subdirectories ---- */
@@ -180,11 +179,8 @@ static void keep_permissions_of(int directory, const char *name, int new_file)
 /* Whether the old checkpoint lists this name, and `info` is still the file that had it; `info` NULL: only the name counts. */
 static bool lists_obsolete(const directory_output *output, tsr_str name, const struct stat *info)
 {
-    for (size_t i = 0; i < output->options.obsolete_count; i++) {
-        if (!tsr_str_equal(output->options.obsolete[i], name)) continue;
-        if (!info || !output->obsolete || tsr_identity_is(&output->obsolete[i], info, true)) return true;
-    }
-    return false;
+    const uint32_t number = tsr_map_get(output->obsolete_names, name, UINT32_MAX);
+    return number != UINT32_MAX && (!info || !output->obsolete || tsr_identity_is(&output->obsolete[number], info, true));
 }
 
 static tsr_status refuse(const directory_output *output, const char *what, tsr_error *err)
@@ -576,11 +572,8 @@ static tsr_status publish_file(directory_output *output, tsr_error *err)
 
 static bool is_new_name(const directory_output *output, tsr_str name)
 {
-    const output_file *files = output->files.items;
-    for (size_t i = 0; i < output->files.count; i++) {
-        if (tsr_str_equal(tsr_str_from(files[i].name), name)) return true;
-    }
-    return false;
+    const uint32_t file = tsr_map_get(output->names, name, UINT32_MAX);
+    return file < output->files.count && tsr_str_equal(tsr_str_from(tsr_output_file(output, file)->name), name);
 }
 
 static tsr_status refuse_stranger(void *ctx, int directory, const char *name, tsr_error *err)
