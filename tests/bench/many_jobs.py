@@ -35,10 +35,14 @@ def tensors_dcp(bench, count):
     return made(bench, f"dcp{count}", "convert", tensors(bench, count), "OUT", "--to", "dcp")
 
 
-def files_dcp(bench, count):
-    """A DCP of `count` files: one tensor in chunks of 1 KiB, each in a file of its own."""
+def into_files(bench, count):
+    """The words of a reshard to a DCP of `count` files: one tensor in chunks of 1 KiB, each in a file of its own."""
     source = write_once(os.path.join(bench.scratch, f"rows{count}.safetensors"), lambda path: write_safetensors(path, [("weight", [count, 256])], rows_from(0, count)))
-    return made(bench, f"files{count}", "reshard", source, "OUT", "--to", "dcp", "--mesh", f"dp={count}", "--placements", "shard(0)")
+    return ["reshard", source, "OUT", "--to", "dcp", "--mesh", f"dp={count}", "--placements", "shard(0)"]
+
+
+def files_dcp(bench, count):
+    return made(bench, f"files{count}", *into_files(bench, count))
 
 
 def one(bench, what, make, whole):
@@ -78,6 +82,7 @@ OF_FILES = {
     "validate --deep": lambda b, n: ["validate", "--deep", files_dcp(b, n)],
     "convert --to safetensors": lambda b, n: ["convert", files_dcp(b, n), "OUT", "--to", "safetensors"],
     "cp": lambda b, n: ["cp", files_dcp(b, n), "OUT"],
+    "reshard to as many ranks": into_files,
 }
 
 
