@@ -81,6 +81,26 @@ async function testTogether(page, context, url, at) {
       check((await page.locator(".pair").textContent()).replace(/\s+/g, " ").trim() === `A ${path.basename(pair[0])} B ${path.basename(pair[1])}`, await page.locator(".pair").textContent());
     });
   }
+  await test("of several checkpoints dropped together, all are offered: files, directories and both", async () => {
+    const steps = [1, 2, 3].map((n) => path.join(at, `step-${n}.safetensors`)), directories = ["dcp_fsdp2", "dcp_hsdp"].map((name) => path.join(samples, name));
+    for (const [dropped, button] of [[steps, "Compare all 3"], [[...directories, steps[0]], "Compare all 3"], [[...directories, ...steps], "Compare all 5"]]) {
+      await drop(...dropped);
+      await page.getByRole("button", { name: button }).waitFor();
+      const names = await page.locator(".choices strong").allTextContents();
+      check(names.sort().join() === dropped.map((p) => path.basename(p)).sort().join(), names.join());
+    }
+    await page.getByRole("button", { name: "Compare all 5" }).click();
+    await verdict(page, "values not compared yet");
+  });
+  await test("a checkpoint that is too far down to be searched for is not said to be missing", async () => {
+    const low = path.join(at, "far/1/2/3/4/5/6"), top = path.join(at, "far");
+    fs.mkdirSync(path.dirname(low), { recursive: true });
+    fs.cpSync(path.join(samples, "dcp_fsdp2"), low, { recursive: true });
+    await drop(top);
+    await page.locator(".trouble", { hasText: "no checkpoint was found, and 'far/1/2/3/4/5' is too far down to be searched" }).waitFor();
+    await drop(path.join(top, "1/2"));
+    await page.locator(".window .row .text").first().waitFor();
+  });
   await test("two shards, and files of two ranks, are one checkpoint", async () => {
     for (const [directory, names] of [["safetensors_index", ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"]], ["torch_ranks_replicated", fs.readdirSync(path.join(samples, "torch_ranks_replicated")).filter((n) => n.endsWith(".pt")).slice(0, 2)]]) {
       await drop(...names.map((n) => path.join(samples, directory, n)));

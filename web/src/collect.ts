@@ -1,6 +1,7 @@
 /** Turns what was dropped or picked into the files of one checkpoint. */
 import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
+import { exactText } from "./text";
 
 /** Several checkpoints, one of which must be chosen. Two that were dropped or picked together are compared instead. */
 export interface Choice { readonly title: string; readonly options: readonly Opening[]; readonly isPair?: boolean }
@@ -9,7 +10,7 @@ export interface Choice { readonly title: string; readonly options: readonly Ope
 export function onlyOne(found: Opening | Choice): Opening {
   if (!("options" in found)) return found;
   const { title, options } = found;
-  throw new Error(`'${title}' holds ${options.length} checkpoints (${options.slice(0, 3).map((o) => o.title).join(", ")}${options.length > 3 ? " …" : ""}); drop one of them`);
+  throw new Error(`'${title}' holds ${exactText(options.length)} checkpoints (${options.slice(0, 3).map((o) => o.title).join(", ")}${options.length > 3 ? " …" : ""}); drop one of them`);
 }
 
 /** Finds the files of a checkpoint. The signal stops it. */
@@ -19,10 +20,20 @@ export interface Found { readonly path: string; readonly file: File }
 /** The levels searched below what was dropped: checkpoints three levels down, and directories inside them, are found. */
 const DEPTH = 5, LEVELS = 4, MOST_FILES = 100_000;
 
-const fileOf = (entry: FileSystemFileEntry) => new Promise<File>((resolve, reject) => entry.file(resolve, reject));
+/** A file or a directory, as a drop or as a picker gives it. */
+type FileNode = FileSystemEntry | FileSystemHandle;
+const isEntry = (node: FileNode): node is FileSystemEntry => "isFile" in node;
+const isFile = (node: FileNode): boolean => isEntry(node) ? node.isFile : node.kind === "file";
 
-async function childrenOf(directory: FileSystemDirectoryEntry): Promise<FileSystemEntry[]> {
-  const reader = directory.createReader(), all: FileSystemEntry[] = [];
+const fileOf = (file: FileNode): Promise<File> => isEntry(file) ? new Promise((resolve, reject) => (file as FileSystemFileEntry).file(resolve, reject)) : (file as FileSystemFileHandle).getFile();
+
+async function childrenOf(directory: FileNode): Promise<FileNode[]> {
+  const all: FileNode[] = [];
+  if (!isEntry(directory)) {
+    for await (const child of (directory as FileSystemDirectoryHandle & { values(): AsyncIterable<FileSystemHandle> }).values()) all.push(child);
+    return all;
+  }
+  const reader = (directory as FileSystemDirectoryEntry).createReader();
   for (;;) {
     const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
     if (some.length === 0) return all;
@@ -30,34 +41,24 @@ async function childrenOf(directory: FileSystemDirectoryEntry): Promise<FileSyst
   }
 }
 
-async function walk(entry: FileSystemEntry, path: string, depth: number, found: Found[]): Promise<void> {
-  if (found.length >= MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${MOST_FILES} files; drop the checkpoint's own directory`);
-  if (entry.isFile) found.push({ path, file: await fileOf(entry as FileSystemFileEntry) });
-  else if (depth < DEPTH) for (const child of await childrenOf(entry as FileSystemDirectoryEntry)) await walk(child, `${path}/${child.name}`, depth + 1, found);
+/** Returns the files, and everything below the directories. Throws if that is no file of a checkpoint, and there may be one further down. */
+export async function filesOf(tops: readonly FileNode[]): Promise<Found[]> {
+  let count = 0, deeper: string | undefined;
+  const walk = async (node: FileNode, path: string, depth: number): Promise<Found[]> => {
+    if (isFile(node) && ++count > MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${exactText(MOST_FILES)} files; open the checkpoint's own directory`);
+    if (isFile(node)) return [{ path, file: await fileOf(node) }];
+    if (depth === DEPTH) deeper = path;
+    return depth === DEPTH ? [] : (await Promise.all((await childrenOf(node)).map((child) => walk(child, `${path}/${child.name}`, depth + 1)))).flat(); // one after the other, thousands of files would take seconds
+  };
+  const found = (await Promise.all(tops.map((top) => walk(top, top.name, 0)))).flat();
+  if (deeper !== undefined && !found.some(({ path }) => isMark(path))) throw new Error(`no checkpoint was found, and '${deeper}' is too far down to be searched; open the checkpoint's own directory`);
+  return found;
 }
 
 /** The entries must be taken from the event immediately. Everything else can happen later. */
 export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((e) => e !== null);
-  const plain = [...transfer.files];
-  return (async () => {
-    const found: Found[] = [];
-    for (const entry of entries) await walk(entry, entry.name, 0, found);
-    return entries.length ? found : plain.map((file) => ({ path: file.name, file }));
-  })();
-}
-
-/** Adds a file, or everything below a directory, that the browser gave access to. */
-async function walkHandle(handle: FileSystemHandle, path: string, depth: number, found: Found[]): Promise<void> {
-  if (found.length >= MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${MOST_FILES} files; choose the checkpoint's own directory`);
-  if (handle.kind === "file") found.push({ path, file: await (handle as FileSystemFileHandle).getFile() });
-  else if (depth < DEPTH) for await (const child of (handle as FileSystemDirectoryHandle & { values(): AsyncIterable<FileSystemHandle> }).values()) await walkHandle(child, `${path}/${child.name}`, depth + 1, found);
-}
-
-export async function filesOfHandles(handles: readonly FileSystemHandle[]): Promise<Found[]> {
-  const found: Found[] = [];
-  for (const handle of handles) await walkHandle(handle, handle.name, 0, found);
-  return found;
+  return entries.length ? filesOf(entries) : Promise.resolve([...transfer.files].map((file) => ({ path: file.name, file })));
 }
 
 const REMEMBER = "tessera-remember-drops";
@@ -77,12 +78,13 @@ export const filesOfPicker = (list: FileList): Found[] => [...list].map((file) =
 
 /** Files that the directory of a checkpoint contains. */
 const MARKS = /^(\.metadata|__\d+\.metadata|.*\.(distcp|safetensors|index\.json|pt|pth|bin|ckpt))$/;
+const isMark = (path: string): boolean => MARKS.test(path.split("/").pop() ?? "");
 
 const parentOf = (path: string): string => path.slice(0, Math.max(0, path.lastIndexOf("/")));
 
 /** Returns the paths of the topmost directories that contain files of a checkpoint. */
 function checkpointsIn(paths: readonly string[]): string[] {
-  const directories = [...new Set(paths.filter((p) => MARKS.test(p.split("/").pop() ?? "")).map(parentOf))].sort();
+  const directories = [...new Set(paths.filter(isMark).map(parentOf))].sort();
   return directories.filter((d) => !directories.some((other) => other !== d && (other === "" || d.startsWith(`${other}/`))));
 }
 
@@ -94,7 +96,7 @@ function filesBelow(found: readonly Found[], directory: string): Source[] {
 
 /** Returns the checkpoint that the files make. Names are relative to its directory; a single file is primary. If there are
  *  several checkpoints, returns a choice. */
-export function openingOf(found: readonly Found[]): Opening | Choice {
+function openingOf(found: readonly Found[]): Opening | Choice {
   const [first] = found;
   if (!first) throw new Error("no files were dropped");
   const top = first.path.split("/")[0] ?? "";
@@ -106,7 +108,7 @@ export function openingOf(found: readonly Found[]): Opening | Choice {
   }
   if (only === undefined) return { title: top, files: filesBelow(found, top) };
   const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
-  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options, ...(!isDirectory && options.length === 2 ? { isPair: true } : {}) };
+  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options, isPair: !isDirectory && options.length === 2 };
 }
 
 const WEIGHTS = /\.(safetensors|pt|pth|bin|ckpt)$/, BESIDES = /optim|sched|scaler|rng|random|training_args/i, MOST_HEADER = 100 << 20;
@@ -130,16 +132,30 @@ async function areSeparate(a: File, b: File): Promise<boolean> {
   return p !== q || /(step|epoch|iter)[-_=]?0/i.test(p ?? "");
 }
 
-/** Returns what was dropped or picked: one checkpoint, or a choice. Two things that are a checkpoint each are a pair. */
+/** Whether each of several files is a checkpoint of its own. */
+async function areAllSeparate([first, ...others]: readonly File[]): Promise<boolean> {
+  let before = first;
+  for (const file of others) {
+    if (before && !await areSeparate(before, file)) return false;
+    before = file;
+  }
+  return true;
+}
+
+/** Returns what was dropped or picked: one checkpoint, or a choice. Of several things that are a checkpoint each, two are a pair. */
 export async function checkpointsOf(found: readonly Found[]): Promise<Opening | Choice> {
-  const tops = [...new Set(found.map(({ path }) => path.split("/")[0] ?? ""))], groups = tops.map((top) => found.filter(({ path }) => path === top || path.startsWith(`${top}/`)));
-  const [a, b] = groups, [first] = a ?? [], [second] = b ?? [];
-  if (groups.length !== 2 || !a || !b || !first || !second) return openingOf(found);
-  const [isFileA, isFileB] = [first.path === tops[0], second.path === tops[1]];
-  if (!isFileA && !isFileB) return openingOf(found);
-  if (isFileA && isFileB ? !await areSeparate(first.file, second.file) : ![first, second].some(({ path }) => WEIGHTS.test(path) && !path.includes("/"))) return openingOf(found);
-  const options = groups.map(openingOf);
-  return options.every((option): option is Opening => !("options" in option)) ? { title: "What was dropped", options, isPair: true } : openingOf(found);
+  const groups = new Map<string, Found[]>(), files = found.filter(({ path }) => !path.includes("/")).map(({ file }) => file);
+  for (const one of found) {
+    const top = one.path.split("/")[0] ?? "", group = groups.get(top) ?? [];
+    if (group.push(one) === 1) groups.set(top, group);
+  }
+  const directories = [...groups.values()].filter(([first]) => first?.path.includes("/"));
+  if (groups.size < 2 || files.length === 0) return openingOf(found);
+  const areApart = directories.length === 0 ? await areAllSeparate(files)
+    : files.every(({ name }) => WEIGHTS.test(name)) && directories.every((group) => checkpointsIn(group.map(({ path }) => path)).length > 0);
+  if (!areApart) return openingOf(found);
+  const options = [...groups.values()].map(openingOf).flatMap((one) => "options" in one ? one.options : [one]);
+  return { title: "What was dropped", options, isPair: options.length === 2 };
 }
 
 export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }

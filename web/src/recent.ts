@@ -1,6 +1,6 @@
 /** Checkpoints that were opened earlier, as handles that the browser stores for this page. Loaded on demand. There are none
  *  if the browser provides no handles. */
-import { checkpointsOf, filesOfHandles, type Choice } from "./collect";
+import { checkpointsOf, filesOf, type Choice } from "./collect";
 import type { Opening } from "./protocol";
 
 const DATABASE = "tessera", STORE = "recent", MOST = 8;
@@ -57,7 +57,7 @@ export async function isPermitted({ handles }: Recent): Promise<boolean> {
 /** Returns the checkpoint that the files make now, or a choice. Asks for permission, which requires a click unless it was given. */
 export async function openingOfRecent(recent: Recent): Promise<Opening | Choice> {
   await permit(recent);
-  return checkpointsOf(await filesOfHandles(recent.handles).catch((e: unknown) => {
+  return checkpointsOf(await filesOf(recent.handles).catch((e: unknown) => {
     throw e instanceof DOMException && e.name === "NotFoundError" ? new Error(`'${recent.title}', or a file of it, was moved or removed; choose it again`) : e;
   }));
 }

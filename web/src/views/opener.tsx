@@ -1,7 +1,7 @@
 /** The ways to open a checkpoint: pickers, samples and a URL. Dropping works anywhere on the page. */
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { checkpointsOf, filesOfHandles, filesOfPicker, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
+import { checkpointsOf, filesOf, filesOfPicker, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
 import { isElsewhere, mayReadOthers } from "../elsewhere";
 import type { openingOfRemote, Remote } from "../remote";
 import { bytesText, visible } from "../text";
@@ -39,7 +39,7 @@ function Picker({ label, directory, open }: { label: string; directory: boolean;
     if (!chosen) return input.current?.click();
     const handles = await chosen.catch((e: unknown) => e as Error);
     if (!Array.isArray(handles)) return open(() => Promise.reject(handles));
-    if (handles.length) open(async () => checkpointsOf(await filesOfHandles(handles)), Promise.resolve(handles));
+    if (handles.length) open(async () => checkpointsOf(await filesOf(handles)), Promise.resolve(handles));
   };
   return (
     <>
