@@ -42,15 +42,16 @@ export const isMac = /^(Mac|iP)/.test(navigator.platform);
 /** The key that opens the list of commands. */
 export const GO_TO = isMac ? "⌘ K" : "Ctrl K";
 
-const NARROW = "(max-width: 640px)";
-
-/** Whether the page has the width of a phone. */
-export function useNarrow(): boolean {
-  const [isNarrow, setNarrow] = useState(matchMedia(NARROW).matches);
+/** Whether a media query matches, now and whenever that changes. */
+export function useMedia(media: string): boolean {
+  const [matches, setMatches] = useState(matchMedia(media).matches);
   useEffect(() => {
-    const query = matchMedia(NARROW), hear = () => setNarrow(query.matches);
+    const query = matchMedia(media), hear = () => setMatches(query.matches);
     query.addEventListener("change", hear);
     return () => query.removeEventListener("change", hear);
   }, []);
-  return isNarrow;
+  return matches;
 }
+
+/** Whether the page has the width of a phone. */
+export const useNarrow = (): boolean => useMedia("(max-width: 640px)");
