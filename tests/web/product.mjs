@@ -218,6 +218,11 @@ async function testContents(page, scratch) {
     await page.locator("aside .map").waitFor();
     const height = await page.locator("aside header").evaluate((e) => e.getBoundingClientRect().height);
     check(height < 200, `the name is ${height} px high`);
+    await open(page, made(scratch, "prefixed.safetensors", { [`model.${"x".repeat(3000)}`]: weight(2), other: weight(3) }));
+    await goTo(page, "Convert…");
+    const example = page.locator(".answer", { hasText: "As they are stored" });
+    await example.locator("code").waitFor();
+    check(await example.evaluate((e) => e.getBoundingClientRect().height) < 120, "a name fills the questions");
     await page.setViewportSize({ width: 1440, height: 800 });
   });
   await test("values of objects are in their rows, as Python writes them", async () => {

@@ -4,7 +4,7 @@ import type { EntryRow, MappedCheckpoint, Outline } from "../../wasm/tessera.js"
 import { elementsOf, EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
 import { isDense, type Act, type Detail, type Row } from "./protocol";
 import { shardingOf } from "./shardmap";
-import { objectText } from "./text";
+import { objectText, startOf } from "./text";
 
 const ROWS = 4096;
 /** If there are more entries, two checkpoints cannot be compared here, and groups have no totals while a filter is set. */
@@ -34,7 +34,7 @@ export type DocumentOf = (entry: number) => string | undefined;
 /** Returns the value of an object as Python writes it, cut for a row. Undefined if it is not known or too long to read. */
 export function valueInRow(document: string | undefined): string | undefined {
   const text = document !== undefined && document.length <= MOST_READ ? objectText(document)?.replace(/\s+/g, " ") : undefined;
-  return text !== undefined && text.length > MOST_VALUE ? `${text.slice(0, MOST_VALUE - 1)}…` : text;
+  return text && startOf(text, MOST_VALUE);
 }
 
 /** Adds to the row of an entry what its other columns show: the value of an object, and how a tensor is divided. */

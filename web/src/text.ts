@@ -29,6 +29,10 @@ export const fullBytesText = (bytes: number): string => bytes < 1024 ? bytesText
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 
+/** "12 objects" and "1 opaque entry", as far as there are any. */
+export const objectTexts = ({ objects, opaque }: { readonly objects: number; readonly opaque: number }): string[] =>
+  [...(objects ? [plural(objects, "object")] : []), ...(opaque ? [plural(opaque, "opaque entry", "opaque entries")] : [])];
+
 export const absentText = (files: number): string => `${plural(files, "data file")} ${files === 1 ? "is" : "are"} absent`;
 export const missingText = (chunks: number): string => `${plural(chunks, "chunk")} ${chunks === 1 ? "is" : "are"} missing`;
 
@@ -40,6 +44,9 @@ export function visible(name: string): string {
     return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
   }) || "(empty name)";
 }
+
+/** The beginning of a long text, which says that it goes on. */
+export const startOf = (text: string, most: number): string => text.length > most ? `${text.slice(0, most - 1)}…` : text;
 
 /** A long name without its middle. */
 export const shortName = (name: string, most = 72): string => name.length <= most ? name : `${name.slice(0, Math.ceil(most / 2) - 1)}…${name.slice(name.length - Math.floor(most / 2))}`;

@@ -10,14 +10,14 @@ import { mapNamed, mapOptionsOf } from "../map_choice";
 import type { Model } from "../model";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
-import { amountText, bytesText, plural, visible } from "../text";
+import { amountText, bytesText, objectTexts, plural, shortName, visible } from "../text";
 import { SameCommand } from "./command";
 import { useModel } from "./hooks";
 import { JsonFile } from "./json_file";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
-import { Answer, Asking, Text } from "./questions";
-import { Check, Save } from "./save";
+import { Answer, Asking, Check, Text } from "./questions";
+import { Save } from "./save";
 
 const WAIT_MS = 200;
 type Set = (change: Partial<ConvertForm>) => void;
@@ -44,7 +44,7 @@ function What({ form, set, source: { objects, weights: { prefix, others } } }: A
     <fieldset>
       <legend>What?</legend>
       <Answer name="what" label="Weights only" isChosen={form.what === "weights"} choose={choose("weights")}>{weights || "every tensor"}{objects > 0 && "; no objects"}</Answer>
-      <Answer name="what" label="Everything" isChosen={form.what === "everything"} choose={choose("everything")}>{overview && `${plural(overview.tensors, "tensor")}, ${bytesText(overview.bytes)}`}{objects > 0 && `; ${plural(objects, "object")}`}</Answer>
+      <Answer name="what" label="Everything" isChosen={form.what === "everything"} choose={choose("everything")}>{overview && [`${plural(overview.tensors, "tensor")}, ${bytesText(overview.bytes)}`, ...objectTexts(overview)].join("; ")}</Answer>
       <Answer name="what" label="Choose" isChosen={form.what === "choose"} choose={choose("choose")}>by name or by part</Answer>
       {form.what === "choose" && <div class="fields">
         <Text label="Only names that match" value={form.include} hint="all, or model.**" set={(include) => set({ include })} />
@@ -72,8 +72,8 @@ function UnderNames({ form, set, source: { weights: { prefix } } }: Asked): JSX.
     <fieldset>
       <legend>Under which names?</legend>
       {prefix && <>
-        <Answer name="names" label="As they are stored" isChosen={form.names === "stored"} choose={() => set({ names: "stored" })}>{example && <code>{visible(example)}</code>}</Answer>
-        <Answer name="names" label={`Without “${visible(prefix)}”`} isChosen={form.names === "stripped"} choose={() => set({ names: "stripped" })}>{example && <code>{visible(example.slice(prefix.length))}</code>}</Answer>
+        <Answer name="names" label="As they are stored" isChosen={form.names === "stored"} choose={() => set({ names: "stored" })}>{example && <code>{shortName(visible(example))}</code>}</Answer>
+        <Answer name="names" label={`Without “${visible(prefix)}”`} isChosen={form.names === "stripped"} choose={() => set({ names: "stripped" })}>{example && <code>{shortName(visible(example.slice(prefix.length)))}</code>}</Answer>
       </>}
       <MapFields />
     </fieldset>

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import type { Model } from "../model";
 import type { Optimizer, ParameterStates } from "../protocol";
-import { exactText, plural, shapeText, visible } from "../text";
+import { exactText, plural, shapeText, startOf, visible } from "../text";
 import { useModel } from "./hooks";
 import { OptimizerForms } from "./optimizer_forms";
 
@@ -37,7 +37,7 @@ function Groups({ optimizer: { groups, hasGroups } }: { optimizer: Optimizer }):
     <div class="scroll" tabIndex={0} role="region" aria-label="Param groups">
       <table>
         <thead><tr><th>Hyperparameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</tr></thead>
-        <tbody>{keys.map((k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]}>{visible(g.values[k] ?? "–").slice(0, MOST_TEXT)}</td>)}</tr>)}</tbody>
+        <tbody>{keys.map((k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]} title={visible(g.values[k] ?? "")}>{startOf(visible(g.values[k] ?? "–"), MOST_TEXT)}</td>)}</tr>)}</tbody>
       </table>
       {groups.length > MOST_GROUPS && <p class="quiet">… and {plural(groups.length - MOST_GROUPS, "more group")}.</p>}
     </div>

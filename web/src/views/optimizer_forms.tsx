@@ -7,7 +7,7 @@ import { EXPANSION, inFields, OPTIMIZER_FIELDS, troubleInFields } from "../field
 import { choosePlace, hasPickers } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
 import { NO_SOURCE, sourceOptions, type Command } from "../command";
-import { exactText, plural, shapeText, visible } from "../text";
+import { exactText, plural, shapeText, startOf, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { SameCommand } from "./command";
 import { Current } from "./current";
@@ -15,14 +15,15 @@ import { useModel } from "./hooks";
 import { JsonFile, type NamedText } from "./json_file";
 import { OpenAs } from "./open_as";
 import { TroubleBox } from "./parts";
-import { Check, Save } from "./save";
+import { Check } from "./questions";
+import { Save } from "./save";
 
 type Action = (Writing & { what: "optimizer" })["action"];
 const ACTIONS: readonly (readonly [Action, string])[] = [
   ["flatten", "flatten: one key per parameter and option"], ["unflatten", "unflatten: nested state and param groups"],
   ["to-fqn", "to-fqn: names for ids"], ["to-id", "to-id: ids for names"],
 ];
-const SHOWN = 200;
+const SHOWN = 200, MOST_TEXT = 60;
 
 function Entries({ preview: { entries, count, warnings } }: { preview: OptimizerPreview }): JSX.Element {
   return (
@@ -32,7 +33,7 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
       <div class="scroll tall" tabIndex={0} role="region" aria-label="Entries of the result">
         <table>
           <thead><tr><th>Name</th><th>Value</th></tr></thead>
-          <tbody>{entries.map((e) => <tr key={e.fqn}><td><code>{visible(e.fqn)}</code></td><td>{e.shape ? `${e.dtype ?? ""} ${shapeText(e.shape)}` : visible(e.text ?? "").slice(0, 60)}</td></tr>)}</tbody>
+          <tbody>{entries.map((e) => <tr key={e.fqn}><td><code>{visible(e.fqn)}</code></td><td>{e.shape ? `${e.dtype ?? ""} ${shapeText(e.shape)}` : startOf(visible(e.text ?? ""), MOST_TEXT)}</td></tr>)}</tbody>
         </table>
       </div>
       {count > entries.length && <p class="quiet">The first {exactText(entries.length)} are shown.</p>}

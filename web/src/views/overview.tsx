@@ -3,7 +3,7 @@ import type { ComponentChildren, JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { rankOf } from "../ranks";
 import type { View } from "../route";
-import { bytesText, countText, exactText, plural, shortName, visible } from "../text";
+import { bytesText, countText, exactText, objectTexts, plural, shortName, visible } from "../text";
 import { useModel } from "./hooks";
 import { Facts, LevelMark } from "./parts";
 import { groupsOf, loneText } from "./problems";
@@ -104,7 +104,7 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
   return (
     <>
       <h2>Overview</h2>
-      <p class="quiet">{plural(overview.tensors, "tensor")}{overview.per_rank > 0 && ` (${exactText(overview.per_rank)} of them ${overview.per_rank === 1 ? "differs" : "differ"} from rank to rank)`} in {plural(files.length || overview.files.length, "file")}{overview.objects > 0 && `, ${plural(overview.objects, "object")}`}{overview.opaque > 0 && `, ${plural(overview.opaque, "opaque entry", "opaque entries")}`}.{entries > 0 && " Choose an entry to see how it is stored."}</p>
+      <p class="quiet">{plural(overview.tensors, "tensor")}{overview.per_rank > 0 && ` (${exactText(overview.per_rank)} of them ${overview.per_rank === 1 ? "differs" : "differ"} from rank to rank)`} in {plural(files.length || overview.files.length, "file")}{objectTexts(overview).map((text) => `, ${text}`)}.{entries > 0 && " Choose an entry to see how it is stored."}</p>
       <Summary />
       <TopProblems go={go} />
       {about && about.modules.length > 1 && about.modules.some((m) => m.isGroup) && <Bars title={opened?.amounts.parameters ? "Parameters by module" : "Elements by module"} text={countText} list={about.modules.map(({ name, elements, isGroup }) => ({ name, bytes: elements, show: () => { if (isGroup) void model.lists.filter("all", `${name}.**`); else void model.reveal(name); } }))} />}

@@ -5,6 +5,9 @@ export function Text({ label, value = "", hint, set }: { label: string; value: s
   return <label>{label}<input type="text" value={value} placeholder={hint} spellcheck={false} onInput={(e) => set(e.currentTarget.value)} /></label>;
 }
 
+export const Check = ({ label, isOn = false, set }: { label: string; isOn: boolean | undefined; set: (to: boolean) => void }): JSX.Element =>
+  <label class="check broad"><input type="checkbox" checked={isOn} onChange={(e) => set(e.currentTarget.checked)} /> {label}</label>;
+
 /** One of several answers to a question, with what it means here. */
 export function Answer({ name, label, isChosen, choose, children }: { name: string; label: string; isChosen: boolean; choose: () => void; children?: ComponentChildren }): JSX.Element {
   return <label class="answer"><input type="radio" name={name} aria-label={label} checked={isChosen} onChange={choose} /><span><strong>{label}</strong> <span class="quiet">{children}</span></span></label>;

@@ -19,8 +19,8 @@ import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
 import { Copy, Facts, TroubleBox } from "./parts";
-import { Answer, Asking, Text } from "./questions";
-import { Check, Save } from "./save";
+import { Answer, Asking, Check, Text } from "./questions";
+import { Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
@@ -179,10 +179,8 @@ function SaveRanks({ request, isPlanned, to }: { request: PlanRequest; isPlanned
   const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...writingOf(model.target), ...(to ? { to } : {}) } };
   useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing), model.opening]);
   return (
-    <>
-      <Save saving={saving} isCurrent={isPlanned && saving.isAnswered(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
-        goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
-    </>
+    <Save saving={saving} isCurrent={isPlanned && saving.isAnswered(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
+      goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
   );
 }
 

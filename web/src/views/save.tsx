@@ -14,9 +14,6 @@ const MOST = 100;
 const ASIDE = "written to the sidecar", SIDECAR = "objects.json";
 const OWN = "The browser keeps a copy in its own storage until this page is closed.";
 
-export const Check = ({ label, isOn = false, set }: { label: string; isOn: boolean | undefined; set: (to: boolean) => void }): JSX.Element =>
-  <label class="check broad"><input type="checkbox" checked={isOn} onChange={(e) => set(e.currentTarget.checked)} /> {label}</label>;
-
 function FileTable({ files, label }: { files: readonly { readonly name: string; readonly size: number }[]; label: string }): JSX.Element {
   return (
     <>
@@ -41,13 +38,12 @@ function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview;
   );
 }
 
-const REASONS: Readonly<Record<string, string>> = { "objects are dropped": "objects" };
-
 /** "35 entries left out (21 not selected, 14 objects)". */
 function leftText(entries: ConversionResult["entries"], left: number): string {
   const reasons = new Map<string, number>();
   for (const { left_out: why } of entries) if (why !== undefined && why !== ASIDE) reasons.set(why, (reasons.get(why) ?? 0) + 1);
-  return `${plural(left, "entry", "entries")} left out${reasons.size ? ` (${[...reasons].map(([why, n]) => `${exactText(n)} ${REASONS[why] ?? visible(why)}`).join(", ")})` : ""}`;
+  const reason = (why: string, n: number) => why === "objects are dropped" ? plural(n, "object") : `${exactText(n)} ${visible(why)}`;
+  return `${plural(left, "entry", "entries")} left out${reasons.size ? ` (${[...reasons].map(([why, n]) => reason(why, n)).join(", ")})` : ""}`;
 }
 
 function Result({ written: { result, files, download, title }, fields, omitted }: { written: Written & { readonly title: string }; fields: readonly string[]; omitted: string }): JSX.Element {

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { lostOf } from "../lost";
 import { sizeOf, type Model } from "../model";
 import type { Opened, Opening, Source } from "../protocol";
-import { bytesText, plural, visible } from "../text";
+import { bytesText, objectTexts, plural, visible } from "../text";
 import { useModel } from "./hooks";
 
 const ALONE = /\.(safetensors|pt|pth|bin|ckpt)$/, MOST = 64;
@@ -15,7 +15,7 @@ const alone = (file: Source): Opening => ({ title: file.name.split("/").pop() ??
 const salvaged = (opening: Opening): Opening => ({ ...opening, salvage: true });
 
 function textOf({ overview, findings }: Opened, { salvage }: Opening): string {
-  const held = [plural(overview.tensors, "tensor"), bytesText(overview.bytes), ...(overview.objects ? [plural(overview.objects, "object")] : [])].join(", ");
+  const held = [plural(overview.tensors, "tensor"), bytesText(overview.bytes), ...objectTexts(overview)].join(", ");
   return salvage ? `${held} are whole; ${plural(lostOf(findings).count, "entry is", "entries are")} lost` : `opens on its own: ${held}`;
 }
 
