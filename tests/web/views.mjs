@@ -192,6 +192,8 @@ export async function testViews({ page, url, broken }) {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, path.join(samples, "safetensors_empty"));
     await page.getByText("The checkpoint has no entries.").waitFor();
+    await goTo(page, "Names");
+    await page.locator("section[aria-label=Names] [role=status]", { hasText: /^There are no names\.$/ }).waitFor();
   });
   await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }

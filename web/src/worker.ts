@@ -18,7 +18,7 @@ import { forgetReads } from "./read_ahead";
 import { scanned, statisticsOf } from "./scan";
 import { chosenOf, isRemote, sourceFile, withoutRequests } from "./sources";
 import { amountsOf, weightsOf, type Amounts } from "./split";
-import { objectText } from "./text";
+import { exactText, objectText } from "./text";
 import { differingElements } from "./tensor_equality";
 import { optimizerPreviewOf, previewOf, write } from "./writing";
 
@@ -174,7 +174,7 @@ function requireAllBytes({ absent, title }: Open): void {
   if (absent.length) throw new TesseraError(`${listed(absent)} of '${title}' ${absent.length === 1 ? "is" : "are"} absent; open the checkpoint together with its data files`, "not found", undefined);
 }
 
-const listed = (names: readonly string[]): string => names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more files` : names.join(", ");
+const listed = (names: readonly string[]): string => names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${exactText(names.length - 2)} more files` : names.join(", ");
 
 /** Lets other messages be handled. */
 const turn = () => new Promise<void>((resolve) => {
@@ -195,7 +195,7 @@ async function steps(id: number, step: () => boolean, tell: () => void): Promise
 
 function entriesOf(side: Side, checkpoint: MappedCheckpoint = opened(side).checkpoint): Leaf[] {
   const leaves = leavesOf(checkpoint);
-  if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${MOST_SORTED} entries, too many to list here; use the tessera command`, "limit", undefined);
+  if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${exactText(MOST_SORTED)} entries, too many to list here; use the tessera command`, "limit", undefined);
   return leaves;
 }
 

@@ -19,7 +19,7 @@ export function Damaged({ go }: { go: (view: View) => void }): JSX.Element | nul
   );
   return (
     <div class="banner" role="status" aria-label="Damaged file">
-      <p><strong>{title} is damaged:</strong> {visible(damageOf(findings)?.message ?? "")}. {missing ? `The values of ${plural(missing, "tensor is", "tensors are")} lost.` : "All tensors are whole, but readers of safetensors reject the file. Convert writes it without the rest."}</p>
+      <p><strong>{title} is damaged:</strong> {visible(damageOf(findings)?.message ?? "")}. {missing ? `The values of ${plural(missing, "tensor")} are lost.` : "All tensors are whole, but readers of safetensors reject the file. Convert writes it without the rest."}</p>
       {missing > 0 && <button type="button" class="small" onClick={() => void model.open(async () => ({ ...opening, salvage: true }))}>Open what is whole</button>}
     </div>
   );

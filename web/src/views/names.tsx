@@ -62,7 +62,7 @@ export function NamesView(): JSX.Element {
       <MapFields />
       {trouble && <TroubleBox trouble={troubleInFields(trouble, NAMES_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void loadNames(model)} />}
       {names && <>
-        <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} ${changed.length === 1 ? "changes" : "change"}.` : names.names.length === 1 ? "The name is canonical already." : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
+        <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} ${changed.length === 1 ? "changes" : "change"}.` : names.names.length === 0 ? "There are no names." : names.names.length === 1 ? "The name is canonical already." : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
         <Collisions collisions={names.collisions} />
         <Removed names={names.names} />
         <p class="buttons">
