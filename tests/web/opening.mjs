@@ -128,6 +128,16 @@ export async function lendDirectory(page, name) {
 }
 
 async function testWhole(page, scratch) {
+  await test("the browser's tab names what is open", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    check(await page.title() === "Tessera", await page.title());
+    await pick(page, path.join(samples, "dcp_fsdp2"));
+    await page.locator(".window .row .text").first().waitFor();
+    check(await page.title() === "dcp_fsdp2 – Tessera", await page.title());
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await page.locator(".samples button").first().waitFor();
+    check(await page.title() === "Tessera", await page.title());
+  });
   await test("of files that do not open together, those that are whole are shown, and open alone", async () => {
     const directory = path.join(scratch, "partly");
     fs.mkdirSync(directory);

@@ -151,6 +151,8 @@ export function App(): JSX.Element {
   const [isAsking, setAsked] = useState<"palette" | "shortcuts">();
   useShortcuts(model, setAsked);
   useKeptFocus();
+  const title = opened && model.opening?.title;
+  useEffect(() => { document.title = title === undefined ? "Tessera" : `${visible(title)} – Tessera`; }, [title]); // tells tabs apart
   useEffect(() => {
     if (!opened) return;
     if (viewOf(location.hash) === "start") go("contents"); // `asked` may not have the tab of a link yet
