@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { createRequire } from "node:module";
 import { PATIENCE, root, samples, serve } from "./browser.mjs";
-import { expectSame, filesBelow, tessera } from "./files.mjs";
+import { diffOf, expectSame, filesBelow, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 
 const require = createRequire(path.join(root, "web/package.json"));
@@ -46,6 +46,13 @@ async function openSample(page, url, name) {
   await click(page, ".samples button", name);
   await shown(page, ".window .row .text");
 }
+
+/** Drops a file of a sample on the page. No protocol lets a test drag from outside the browser, so the events are made in the page. */
+const drop = (page, file) => page.evaluate(async (at) => {
+  const dataTransfer = new DataTransfer(), response = await fetch(at);
+  dataTransfer.items.add(new File([await response.blob()], at.split("/").pop()));
+  for (const type of ["dragenter", "dragover", "drop"]) document.querySelector("main").dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
+}, file);
 
 /** Returns the bytes of what the page downloads, which it provides as a blob. */
 async function watchDownloads(page) {
@@ -128,6 +135,18 @@ async function testPage(page, url, scratch) {
     tessera("reshard", path.join(samples, "dcp_tp_fsdp2"), native, ...options);
     const [made] = fs.readdirSync(to);
     expectSame(filesBelow(path.join(to, made)), filesBelow(native));
+  });
+  await test("Firefox opens what is dropped, and compares it with what is dropped on Compare", async () => {
+    const [first, second] = [1, 2].map((n) => `safetensors_index/model-0000${n}-of-00003.safetensors`);
+    await openSample(page, url, "dcp_fsdp2");
+    await drop(page, first);
+    await shown(page, ".top h1", path.basename(first));
+    await click(page, "#tab-compare");
+    await shown(page, "section[aria-label=Compare] .drop");
+    await drop(page, second);
+    await shown(page, ".verdict-line", "values not compared yet");
+    const { summary: { changed, added, removed } } = diffOf(path.join(samples, first), path.join(samples, second));
+    await shown(page, ".verdict-line", [changed && `${changed} changed`, removed && `${removed} only in A`, added && `${added} only in B`].filter(Boolean).join(", "));
   });
   await test("Firefox says of a broken file what is wrong, and opens the next", async () => {
     const damaged = path.join(samples, "broken_safetensors_truncated/model.safetensors"), refused = path.join(samples, "broken_dcp_metadata_truncated/.metadata");
