@@ -9,7 +9,7 @@ const SELECTED: Readonly<Record<(typeof IS)[number], readonly Mark[]>> = {
 
 const sideOf = (leaf: Leaf | undefined): DiffSide | undefined => leaf && { kind: leaf.kind, ...(leaf.kind === "tensor" ? { dtype: leaf.dtypes[0] ?? "", shape: leaf.shape } : {}) };
 
-export interface Sides {
+interface Sides {
   readonly a: readonly Leaf[];
   readonly b: readonly Leaf[];
   /** The name by which entries are matched. */

@@ -8,7 +8,7 @@ interface Span { readonly offset: number; readonly size: number }
 const MOST_RANKS = 4096;
 
 /** Reads "dp=2,tp=4", or "2,4" for a mesh whose dimensions have no names. */
-export function axesOf(mesh: string): MeshAxis[] | undefined {
+function axesOf(mesh: string): MeshAxis[] | undefined {
   const axes = mesh.split(",").map((text, i): MeshAxis => {
     const [, name, size] = /^(?:(.*)=)?(\d+)$/.exec(text.trim()) ?? [];
     return { name: name || `mesh dim ${i}`, size: Number(size) };

@@ -21,7 +21,7 @@ export function entryOf(hash: string): string | undefined {
 
 export const hashOf = (view: View, entry: string | undefined): string => view === "start" ? "" : `#${view}${entry === undefined ? "" : `/${encodeURIComponent(entry)}`}`;
 
-export interface Link { readonly url: string | undefined; readonly entry: string | undefined; readonly tab: View | undefined }
+interface Link { readonly url: string | undefined; readonly entry: string | undefined; readonly tab: View | undefined }
 
 export function linkOf(search: string): Link {
   const query = new URLSearchParams(search), tab = query.get("tab");
@@ -37,7 +37,7 @@ export function linkText(page: string, { url, entry, tab }: Link): string {
 }
 
 /** Returns a URL without the parts that may be secret: its user, password, query and fragment. */
-export const publicUrl = (url: string): string => url.replace(/[?#].*$/s, "").replace(/^([a-z][a-z\d+.-]*:\/\/)[^/]*@/i, "$1");
+const publicUrl = (url: string): string => url.replace(/[?#].*$/s, "").replace(/^([a-z][a-z\d+.-]*:\/\/)[^/]*@/i, "$1");
 
 interface Kept { readonly whole?: string }
 const kept = (): Kept => typeof history.state === "object" && history.state !== null ? history.state as Kept : {};

@@ -58,7 +58,7 @@ function Change({ row: { compared, differing = 0 } }: { row: Row }): JSX.Element
   return <span class={`mark ${compared.mark}`} title={text}><span aria-hidden="true">{MARKS[compared.mark][0]}</span> {text}</span>;
 }
 
-export const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
+const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
 
 /** Of numbers in rows; all of them are shown on hover. Cosines need more, because most are close to 1. */
 const DIGITS = 4;
