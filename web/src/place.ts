@@ -78,7 +78,11 @@ async function ownDirectory({ name, base }: Wish): Promise<Chosen> {
   return { place: { kind: "download", directory, name, ...(base === undefined ? {} : { base }) }, title: "a download", deliver, discard: () => removed(() => saved.removeEntry(id, { recursive: true })) };
 }
 
-export const hasPickers = (): boolean => window.showDirectoryPicker !== undefined && window.showSaveFilePicker !== undefined;
+/** States where a file goes, or several. */
+export function placeText(isFile: boolean): string {
+  if (!window.showDirectoryPicker || !window.showSaveFilePicker) return `This browser cannot write into directories, so ${isFile ? "the file" : "an uncompressed zip"} is downloaded.`;
+  return isFile ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it.";
+}
 
 /** Asks where to write. Returns undefined if the dialog was dismissed. Must be called by a click. */
 export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {

@@ -8,7 +8,7 @@ import { CANONICAL, CHECKSUMS, convertFields, EXCEPT, EXPANSION, FOR_TORCH, IGNO
 import { lostOf } from "../lost";
 import { mapNamed, mapOptionsOf } from "../map_choice";
 import type { Model } from "../model";
-import { choosePlace, hasPickers } from "../place";
+import { choosePlace } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
 import { amountText, bytesText, objectTexts, plural, shortName, visible } from "../text";
 import { SameCommand } from "./command";
@@ -164,8 +164,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
       </form>
     </>}>
       <Save saving={saving} isCurrent={saving.isAnswered(writing)} name={name} fields={convertFields(form, to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
-        retry={() => void saving.ask(writing)} left={left}
-        goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
+        retry={() => void saving.ask(writing)} left={left} isFile={isOne && preview?.files.length === 1} />
       <Texts to={to} />
       <SameCommand command={command} />
     </Asking>

@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { EXPANSION, inFields, OPTIMIZER_FIELDS, troubleInFields } from "../field_names";
-import { choosePlace, hasPickers } from "../place";
+import { choosePlace } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
 import { NO_SOURCE, sourceOptions, type Command } from "../command";
 import { exactText, plural, shapeText, startOf, visible } from "../text";
@@ -82,8 +82,7 @@ export function OptimizerForms(): JSX.Element {
         {preview && <Entries preview={preview} />}
       </Current>
       <OpenAs why={trouble?.message} />
-      {preview && <Save saving={saving} isCurrent={isCurrent && saving.isAnswered(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
-        goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
+      {preview && <Save saving={saving} isCurrent={isCurrent && saving.isAnswered(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))} isFile />}
       <SameCommand command={command} />
     </section>
   );

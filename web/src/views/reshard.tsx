@@ -9,7 +9,7 @@ import { EXPANSION, IGNORE_CRC, RESHARD_FIELDS, troubleInFields } from "../field
 import { mapNamed, mapOptionsOf } from "../map_choice";
 import { coordinatesOf, coordinatesText, type MeshAxis } from "../mesh";
 import { PLANNING } from "../model";
-import { choosePlace, hasPickers } from "../place";
+import { choosePlace } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
 import { meshOf, PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural, visible } from "../text";
@@ -179,8 +179,7 @@ function SaveRanks({ request, isPlanned, to }: { request: PlanRequest; isPlanned
   const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...writingOf(model.target), ...(to ? { to } : {}) } };
   useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing), model.opening]);
   return (
-    <Save saving={saving} isCurrent={isPlanned && saving.isAnswered(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
-      goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
+    <Save saving={saving} isCurrent={isPlanned && saving.isAnswered(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))} isFile={false} />
   );
 }
 

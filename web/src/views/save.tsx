@@ -4,6 +4,7 @@ import { saveBlob } from "../download";
 import { inFields, troubleInFields } from "../field_names";
 import type { ConversionResult } from "../../../wasm/tessera.js";
 import type { WritingPreview, Written } from "../protocol";
+import { placeText } from "../place";
 import { DECIDING, type Saving } from "../saving";
 import { bytesText, exactText, plural, visible } from "../text";
 import { Current } from "./current";
@@ -71,7 +72,8 @@ interface SaveProps {
   /** The name under which a file of the preview is shown. */
   readonly fileName: (file: string) => string;
   readonly save: () => void;
-  readonly goesTo: string;
+  /** Whether a single file is written. */
+  readonly isFile: boolean;
   /** Asks for the preview again. */
   readonly retry: () => void;
   /** What the form leaves out, as a sentence. */
@@ -80,7 +82,7 @@ interface SaveProps {
   readonly isMapped?: boolean;
 }
 
-export function Save({ saving, isCurrent, name, fields, fileName, save, goesTo, retry, left = "", isMapped = false }: SaveProps): JSX.Element {
+export function Save({ saving, isCurrent, name, fields, fileName, save, isFile, retry, left = "", isMapped = false }: SaveProps): JSX.Element {
   const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving, shown = `${saving.previewed} ${name}`, isWritten = written !== undefined && saving.saved === shown, isReady = isCurrent && preview !== undefined;
   const submit = () => {
     saving.saved = shown;
@@ -99,7 +101,7 @@ export function Save({ saving, isCurrent, name, fields, fileName, save, goesTo, 
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
         <button type="submit" class="primary" disabled={!isReady || !name.trim()} aria-disabled={isRunning}>{isRunning ? "Writing …" : "Save…"}</button>
       </form>
-      {preview && <p class="quiet">{goesTo}</p>}
+      {preview && <p class="quiet">{placeText(isFile)}</p>}
       {trouble && <TroubleBox trouble={troubleInFields(trouble, fields)} />}
       {isCancelled && <p role="status">Cancelled. Nothing was left behind.</p>}
       {written && <Result written={written} fields={fields} omitted={saving.left} />}
