@@ -88,6 +88,21 @@ async function testSmall(page) {
     await page.getByRole("button", { name: "Export", exact: true }).click();
     await page.getByRole("group", { name: "Export" }).getByRole("button", { name: "Export JSON" }).waitFor();
   });
+  await test("what two sides have stands side by side, though one has more of it", async () => {
+    await page.setViewportSize(WIDE);
+    await openSample(page, "torch_ranks_tp_fsdp2"); // its tensors have a mesh and placements
+    await goTo(page, "Compare");
+    await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
+    await page.locator(".verdict-line").waitFor();
+    await page.getByLabel("Filter").fill("model.block.down.weight");
+    await page.locator(".window .row:not(.group)").first().click();
+    const maps = page.locator(".sides h3"), facts = page.locator(".sides dl");
+    await maps.nth(1).waitFor();
+    check((await facts.nth(0).locator("dt").count()) > (await facts.nth(1).locator("dt").count()), "both have the same facts");
+    const tops = await maps.evaluateAll((all) => all.map((e) => e.getBoundingClientRect().top));
+    check(Math.abs(tops[0] - tops[1]) < 1, `the maps begin at ${tops}`);
+    await page.setViewportSize(SMALL);
+  });
   await test("names and values of objects have room in the list of contents", async () => {
     await page.setViewportSize(WIDE);
     const cut = (selector) => page.locator(`.window ${selector}`).evaluateAll((all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent));
