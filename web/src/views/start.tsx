@@ -2,8 +2,7 @@
  *  together. */
 import type { JSX } from "preact";
 import type { Choice } from "../collect";
-import { sizeOf, type Model } from "../model";
-import type { Opening } from "../protocol";
+import { sizeOf } from "../model";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Later } from "./later";
@@ -12,18 +11,12 @@ import { Opener } from "./opener";
 /** More columns than these do not fit, and each checkpoint needs memory. */
 const MOST_TOGETHER = 24;
 
-async function compareAll(model: Model, [first, ...others]: readonly Opening[]): Promise<void> {
-  if (!first) return;
-  await model.open(async () => first);
-  if (model.opening === first && model.opened) await model.compareWith(...others);
-}
-
 function Chooser({ choice }: { choice: Choice }): JSX.Element {
   const model = useModel();
   return (
     <section class="chooser" aria-label="Checkpoints">
       <h2>{visible(choice.title)} holds {plural(choice.options.length, "checkpoint")}. Which one?</h2>
-      {choice.options.length > 1 && choice.options.length <= MOST_TOGETHER && <p class="buttons"><button type="button" onClick={() => void compareAll(model, choice.options)}>Compare {choice.options.length === 2 ? "both" : `all ${exactText(choice.options.length)}`}</button></p>}
+      {choice.options.length > 1 && choice.options.length <= MOST_TOGETHER && <p class="buttons"><button type="button" onClick={() => void model.open(async () => ({ ...choice, areCompared: true }))}>Compare {choice.options.length === 2 ? "both" : `all ${exactText(choice.options.length)}`}</button></p>}
       <ul class="choices">
         {choice.options.map((o) => <li key={o.title}><button type="button" onClick={() => void model.open(async () => o)}><strong>{visible(o.title)}</strong><span>{plural(o.files.length, "file")}, {bytesText(sizeOf(o))}</span></button></li>)}
       </ul>
