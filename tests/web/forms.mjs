@@ -131,7 +131,7 @@ const cellsOf = (page, label) => page.getByRole("region", { name: label }).locat
 
 async function expectConversion(page, target, scratch) {
   const save = page.locator("section[aria-label=Save]"), button = page.getByRole("button", { name: "Save…", exact: true });
-  await save.locator(".current[aria-busy=false]").waitFor();
+  await save.locator(".current[aria-busy=false]").waitFor({ state: "attached" });
   await save.locator("table, .trouble").first().waitFor();
   if (await save.getByRole("heading", { name: "What was written" }).count()) return; // another answer led to the same conversion
   const [, , , name, ...options] = wordsOf(await page.locator(".command code").textContent()), at = path.join(scratch, "out");

@@ -130,8 +130,14 @@ async function testSmall(page) {
     await page.locator(".window .row:not(.group)", { hasText: "emb.weight" }).first().click();
     await page.locator(".window .row.selected").waitFor();
     await page.locator(".grid").focus();
-    const [chosen, back] = await page.evaluate(() => [getComputedStyle(document.querySelector(".window .row.selected")).backgroundColor, getComputedStyle(document.documentElement).getPropertyValue("--accent-back").trim()]);
-    check(chosen === `rgb(${[1, 3, 5].map((i) => parseInt(back.slice(i, i + 2), 16)).join(", ")})`, `${chosen} is not ${back}`);
+    const [chosen, back] = await page.evaluate(() => {
+      const named = document.body.appendChild(document.createElement("i")), colour = (e) => getComputedStyle(e).backgroundColor;
+      named.style.background = "var(--accent-back)";
+      const both = [colour(document.querySelector(".window .row.selected")), colour(named)];
+      named.remove();
+      return both;
+    });
+    check(chosen === back && chosen !== "rgba(0, 0, 0, 0)", `${chosen} is not ${back}`);
   });
   await test("what a field holds is not in the colour of a hint", async () => {
     const [text, hint] = await page.getByLabel("Slice", { exact: true }).evaluate((field) => [field, field.closest("label")].map((e) => getComputedStyle(e).color));
