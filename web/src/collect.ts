@@ -43,14 +43,15 @@ async function childrenOf(directory: FileNode): Promise<FileNode[]> {
 
 /** Returns the files, and everything below the directories. Throws if that is no file of a checkpoint, and there may be one further down. */
 export async function filesOf(tops: readonly FileNode[]): Promise<Found[]> {
-  let count = 0, deeper: string | undefined;
-  const walk = async (node: FileNode, path: string, depth: number): Promise<Found[]> => {
-    if (isFile(node) && ++count > MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${exactText(MOST_FILES)} files; open the checkpoint's own directory`);
-    if (isFile(node)) return [{ path, file: await fileOf(node) }];
-    if (depth === DEPTH) deeper = path;
-    return depth === DEPTH ? [] : (await Promise.all((await childrenOf(node)).map((child) => walk(child, `${path}/${child.name}`, depth + 1)))).flat(); // one after the other, thousands of files would take seconds
+  const found: Found[] = [];
+  let deeper: string | undefined;
+  const walk = async (node: FileNode, path: string, depth: number): Promise<void> => { // asking for many files together takes Chromium longer
+    if (found.length >= MOST_FILES) throw new Error(`'${path}' and what is next to it are more than ${exactText(MOST_FILES)} files; open the checkpoint's own directory`);
+    if (isFile(node)) found.push({ path, file: await fileOf(node) });
+    else if (depth === DEPTH) deeper = path;
+    else for (const child of await childrenOf(node)) await walk(child, `${path}/${child.name}`, depth + 1);
   };
-  const found = (await Promise.all(tops.map((top) => walk(top, top.name, 0)))).flat();
+  for (const top of tops) await walk(top, top.name, 0);
   if (deeper !== undefined && !found.some(({ path }) => isMark(path))) throw new Error(`no checkpoint was found, and '${deeper}' is too far down to be searched; open the checkpoint's own directory`);
   return found;
 }
