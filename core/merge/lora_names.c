@@ -5,6 +5,7 @@
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/catalog.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 #define SEVERAL (UINT32_MAX - 1)
@@ -479,7 +480,7 @@ static void number_mixers(tsr_str *name, char *text)
     tsr_str number;
     uint64_t block;
     for (size_t at = 0; at < name->size; at++) {
-        if (!is_at(*name, at, TSR_STR("layers.#.mixer"), &end, &number) || !tsr_index_parse(number, &block)) continue;
+        if (!is_at(*name, at, TSR_STR("layers.#.mixer"), &end, &number) || !tsr_component_number(number, &block)) continue;
         char new[64];
         tsr_line line = tsr_line_on(new, sizeof new);
         tsr_line_format(&line, "layers.%llu.%s", (unsigned long long)(block / 2), block % 2 ? "mlp" : "attn");

@@ -17,7 +17,7 @@
 void tsr_output_make_room(directory_output *output)
 {
     assert(tsr_is_locked(&output->lock));
-    if (!tsr_sys_keeps_many(output->open_files)) return;
+    if (!output->open_files || !tsr_sys_keeps_many(output->open_files)) return;
     for (uint32_t i = 0; i < output->files.count; i++) {
         const uint32_t number = (uint32_t)(((uint64_t)output->hand + i) % output->files.count);
         output_file *f = tsr_output_file(output, number);

@@ -207,7 +207,9 @@ static uint32_t only_pickle(const tsr_checkpoint *checkpoint)
 static tsr_status open_pickle(tsr_checkpoint *source, tsr_store *store, uint32_t file, tsr_trees *out, tsr_error *err)
 {
     const tsr_host *host = source->given_host; /* its own ends with it */
-    if (source->store == store) {              /* no step was entered, so the checkpoint is no longer needed */
+
+    /* If no step was entered, the checkpoint is no longer needed. */
+    if (source->store == store) {
         tsr_checkpoint_close(source);
         return tsr_trees_open(store, host, &file, 1, out, err);
     }
