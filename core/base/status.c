@@ -67,10 +67,10 @@ static bool ends_name(char c)
 static bool mentions(const char *message, const char *text)
 {
     enum { LEAST = 4 };
-    const size_t size = strlen(text);
-    for (const char *at = message; size >= LEAST && (at = strstr(at, text)) != NULL; at++) {
-        if ((at == message || ends_name(at[-1])) && ends_name(at[size])) return true;
-    }
+    const size_t size = strlen(text), all = strlen(message);
+    for (size_t at = 0; size >= LEAST && at + size <= all; at++)
+        if ((!at || ends_name(message[at - 1])) && ends_name(message[at + size]) && memcmp(message + at, text, size) == 0)
+            return true;
     return false;
 }
 

@@ -370,9 +370,7 @@ static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
                                 "undo: their values cannot be read or checked here",
                                 (unsigned long long)state->extended_count, TSR_STR_ARG(state->extension)));
     TSR_TRY(tsr_dcp_find_subclasses(checkpoint, entries, count, err));
-#ifndef TSR_SMALL /* the browser's module has no room for it */
     if (checkpoint->options.purpose == TSR_FOR_FINDINGS) TSR_TRY(tsr_dcp_check_ends(checkpoint, entries, count, err));
-#endif
     return tsr_dcp_read_objects(checkpoint, entries, count, err);
 }
 

@@ -226,8 +226,6 @@ tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, 
 /* Adds the finding dcp/item for a data file that is longer than its items and whose last one cannot be read. PyTorch replaces .metadata last,
  * and files end with their last item: where a save into the same directory was interrupted, .metadata is that of the one before. */
 tsr_status tsr_dcp_check_ends(tsr_checkpoint *checkpoint, const tsr_entry *entries, uint64_t count, tsr_error *err);
-/* The same for the last item of a file that is longer. Needs tsr_host_load. */
-tsr_status tsr_dcp_check_last(const tsr_dcp_item *last, tsr_error *err);
 
 /* Folds the objects in the pickle of a `.metadata` file into the records above, while it is parsed. */
 

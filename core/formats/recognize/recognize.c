@@ -243,7 +243,9 @@ static void list_files(const recognizer *r, tsr_below *list, const tsr_vec *file
         add_below(list, name_at(r, items[i].file), items[i].reader ? tsr_format_name(items[i].reader->format) : "index");
 }
 
-static tsr_status refuse_directory(recognizer *r)
+/* May be loaded on demand (wasm/later.txt). */
+tsr_status tsr_refuse_directory(recognizer *r);
+tsr_status tsr_refuse_directory(recognizer *r)
 {
     tsr_below list = {.used = 0};
     const char *foreign = tsr_foreign_directory(r->store), *below;
@@ -266,6 +268,12 @@ static tsr_status refuse_directory(recognizer *r)
                 list.deeper ? "contains no files" : "is empty", below);
     return tsr_fail(r->err, TSR_E_UNSUPPORTED, "none of the directory's %u files is in a recognized checkpoint format%s",
                     (unsigned)r->store->file_count, below);
+}
+
+static tsr_status refuse_directory(recognizer *r)
+{
+    TSR_TRY(tsr_host_load(r->checkpoint->host, r->err));
+    return tsr_refuse_directory(r);
 }
 
 /* ---- directories of libraries that could load one of several files ---- */
