@@ -707,6 +707,10 @@ def test_latest_of_a_run_without_steps(t):
     latest(t, "final")
     copies(t, sample("dcp_small")[0], "best")
     need("so the newest is unknown: 'best', 'final'" in answer(t, t.at("run"), status=2), "nothing says which is newer")
+    shutil.rmtree(t.at("run"))
+    for name in ("model_100.pt", "model_200.pt"):
+        copies(t, sample("torch_plain")[0], name)
+    need("so the newest is unknown: 'model_100.pt', 'model_200.pt'" in answer(t, t.at("run"), status=2), "numbers of steps or of ranks, but not an empty run")
     need("is a file" in t.run("latest", os.path.join(golden("trainer")[0], "optimizer.pt"), status=2).stderr.decode(), "a file")
     need("No such file" in t.run("latest", t.at("nowhere"), status=2).stderr.decode(), "no directory")
     need("does not list directories" in t.run("latest", "http://127.0.0.1:9/run", status=2).stderr.decode(), "an HTTP server")

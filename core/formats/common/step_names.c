@@ -123,6 +123,16 @@ bool tsr_step_of_file(tsr_str name, uint64_t *step)
     return false;
 }
 
+bool tsr_is_numbered_file(tsr_str name)
+{
+    uint64_t unused;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const tsr_str stem = without_ending(name, endings[i]);
+        if (stem.size < name.size && tsr_step_of_name(stem, &unused) != TSR_STEP_NONE) return true;
+    }
+    return false;
+}
+
 uint64_t tsr_step_version(tsr_str name)
 {
     const size_t label = end_of_label(name);

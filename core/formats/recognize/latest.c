@@ -668,13 +668,16 @@ static tsr_status choose_without_steps(finder *f)
         status = tsr_fail(f->err, TSR_E_LIMIT, "the run has more directories than can be examined; name one further down");
     const tsr_str *items = paths.items;
     for (size_t i = 0; i < paths.count; i++) tsr_shown_names_add(&names, items[i]);
-    for (uint32_t n = 0; n < f->store->file_count && !paths.count; n++) /* of Lightning: "best.ckpt" and "best-v1.ckpt" */
-        if (tsr_str_ends(f->store->files[n].name, TSR_STR(".ckpt")) && !tsr_is_hidden(f->store->files[n].name))
-            tsr_shown_names_add(&names, f->store->files[n].name);
+    for (uint32_t n = 0; n < f->store->file_count && !paths.count; n++) {
+        const tsr_str name = f->store->files[n].name; /* of Lightning: "best.ckpt" and "best-v1.ckpt"; or "model_100.pt" */
+        if ((tsr_str_ends(name, TSR_STR(".ckpt")) || tsr_is_numbered_file(name)) && !tsr_is_hidden(name))
+            tsr_shown_names_add(&names, name);
+    }
     if (status == TSR_OK && names.count > 1)
-        status = tsr_fail(f->err, TSR_E_USAGE,
-                          "no step is in the names of these checkpoints, so the newest is unknown: %s%s; name one of them",
-                          names.text, tsr_shown_names_rest(&names));
+        status =
+            tsr_fail(f->err, TSR_E_USAGE,
+                     "the names of these checkpoints do not state a step, so the newest is unknown: %s%s; name one of them",
+                     names.text, tsr_shown_names_rest(&names));
     if (status == TSR_OK && !paths.count) status = holds_checkpoint_files(f, &holds);
     if (status == TSR_OK && holds) status = pass_over(f, &run, false, why);
     if (status == TSR_OK && paths.count == 1) {
