@@ -11,6 +11,8 @@
 #include "io/sys.h"
 #include "publish/destination.h"
 #include "publish/text.h"
+#include "tessera/memory.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #define MAGIC "tessera.publishing/2\n"
@@ -251,11 +253,15 @@ tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *jour
     return list ? TSR_OK : TSR_E_NOMEM;
 }
 
-static bool is_new_name(const tsr_record *record, tsr_str name)
+/* A map from the names of the recorded old or new files to their numbers. */
+static tsr_status map_names(const tsr_record *record, bool old, tsr_map **out, tsr_error *err)
 {
-    for (size_t i = 0; i < record->count; i++)
-        if (!record->files[i].old && tsr_str_equal(record->files[i].name, name)) return true;
-    return false;
+    *out = tsr_map_new(&tsr_allocator_libc, record->count, err);
+    tsr_status status = *out ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < record->count && status == TSR_OK; i++)
+        if (record->files[i].old == old) status = tsr_map_put(*out, record->files[i].name, (uint32_t)i, NULL, NULL, err);
+    if (status != TSR_OK) tsr_map_free(*out);
+    return status;
 }
 
 /* Removes the recorded old or new files that are still in the destination. An old file whose name a new one has got was replaced, unless
@@ -263,17 +269,20 @@ static bool is_new_name(const tsr_record *record, tsr_str name)
 static tsr_status remove_files(const tsr_record *record, const tsr_journals *journals, bool old, tsr_error *err)
 {
     char name[NAME_MAX + 1];
+    tsr_map *new;
+    TSR_TRY(map_names(record, false, &new, err));
     const int directory = tsr_journals_open_destination(journals);
-    if (directory < 0) return TSR_OK;
     tsr_status status = TSR_OK;
-    for (size_t i = 0; i < record->count && status == TSR_OK; i++) {
+    for (size_t i = 0; i < record->count && status == TSR_OK && directory >= 0; i++) {
         const tsr_recorded_file *f = &record->files[i];
-        const bool replaced = old && record->kind != TSR_SWITCH_MOVE && is_new_name(record, f->name);
+        const bool replaced = old && record->kind != TSR_SWITCH_MOVE && tsr_map_get(new, f->name, UINT32_MAX) != UINT32_MAX;
         if (f->old != old || replaced) continue;
         if (is_there(record, journals, directory, f))
             status = tsr_remove_name(journals->sys, directory, name_of(f, name), false, err);
         if (record->kind == TSR_SWITCH_MOVE) tsr_remove_parents(journals->sys, directory, name_of(f, name));
     }
+    tsr_map_free(new);
+    if (directory < 0) return TSR_OK;
     /* Before the record is removed. */
     if (status == TSR_OK) status = tsr_sys_sync(journals->sys, directory, journals->name, err);
     journals->sys->close(journals->sys, directory);
@@ -283,17 +292,14 @@ static tsr_status remove_files(const tsr_record *record, const tsr_journals *jou
 typedef struct recorded {
     const tsr_record *record;
     const tsr_journals *journals;
+    const tsr_map *old;
 } recorded;
 
 static bool is_recorded_old(const void *ctx, const char *name, const struct stat *info)
 {
     const recorded *r = ctx;
-    for (size_t i = 0; i < r->record->count; i++) {
-        const tsr_recorded_file *f = &r->record->files[i];
-        const bool named = f->old && tsr_str_equal(f->name, tsr_str_from(name));
-        if (named && is_identical(r->record, r->journals, &f->identity, info)) return true;
-    }
-    return false;
+    const uint32_t at = tsr_map_get(r->old, tsr_str_from(name), UINT32_MAX);
+    return at != UINT32_MAX && is_identical(r->record, r->journals, &r->record->files[at].identity, info);
 }
 
 /* Gives the file that is published after the destination its final name. It replaces only the file that had this name when
@@ -336,9 +342,13 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
     if (record->kind == TSR_SWITCH_FILE) return end_companions(record, journals, tag, err);
     if (record->kind != TSR_SWITCH_DIRECTORIES) return TSR_OK;
     snprintf(retired, sizeof retired, ".%s.tessera-%s", tsr_stem_of(journals->name, stem), tag);
-    const recorded old = {record, journals};
-    return tsr_retire_directory(journals->sys, journals->directory, retired, journals->name,
-                                (tsr_obsolete_test){is_recorded_old, &old}, err);
+    tsr_map *names;
+    TSR_TRY(map_names(record, true, &names, err));
+    const recorded old = {record, journals, names};
+    const tsr_status status = tsr_retire_directory(journals->sys, journals->directory, retired, journals->name,
+                                                   (tsr_obsolete_test){is_recorded_old, &old}, err);
+    tsr_map_free(names);
+    return status;
 }
 
 /* Whether there is an old checkpoint that is still whole: its first file is removed before all others. */
