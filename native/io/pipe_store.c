@@ -159,12 +159,14 @@ static tsr_status open_members(joined_store *store, const tsr_store_opener *open
     for (uint32_t i = 0; i < store->member_count; i++) {
         tsr_store *member;
         if (tsr_is_address(paths[i]))
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+            return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                              "'%s' is a URL; only directories can be combined into one checkpoint", paths[i]);
-        TSR_TRY(opener->open(opener, paths[i], &member, err));
+        const tsr_status status = opener->open(opener, paths[i], &member, err);
+        if (status != TSR_OK) tsr_error_subject(err, "%s", paths[i]);
+        if (status != TSR_OK) return status;
         store->members[i] = member;
         if (member->primary != TSR_NO_FILE)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+            return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                              "'%s' is a file; only directories can be combined into one checkpoint", paths[i]);
         store->room += member->file_count;
     }

@@ -496,7 +496,7 @@ static void test_native_directory_output__many_files_need_few_descriptors(void *
     assert_int_equal(output->publish(output, TSR_NO_FILE, &err), TSR_OK);
     output->close(output);
     for (int i = 0; i < 400; i++) {
-        char path[16], wanted[16];
+        char path[24], wanted[24];
         snprintf(path, sizeof path, "many/%03d", i);
         snprintf(wanted, sizeof wanted, "%03d%03d", i, 399 - i);
         assert_int_equal(scratch_read(path, text, sizeof text), 6);
