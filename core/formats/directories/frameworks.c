@@ -798,7 +798,7 @@ static tsr_status read_document(tsr_checkpoint *checkpoint, tsr_str name, cJSON 
     const tsr_status status = tsr_json_parse(text.data, checkpoint->host, out, &why);
     tsr_bytes_free(&text);
     if (status != TSR_OK) *out = NULL;
-    return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
+    return status == TSR_E_NOMEM ? tsr_raise_again(err, status, &why) : TSR_OK;
 }
 
 /* Sets *world to the number of ranks in fsdp_config.json, or to 0 if it does not exist or states none. */
@@ -1044,16 +1044,11 @@ static bool has_weights(const tsr_store *store, tsr_str directory)
 static tsr_status each_component(tsr_checkpoint *checkpoint, tsr_status (*each)(tsr_checkpoint *, tsr_str, tsr_error *),
                                  bool *any, tsr_error *err)
 {
-    const uint32_t file = tsr_store_find(checkpoint->store, TSR_STR(PIPELINE));
     const cJSON *component;
-    tsr_bytes text;
     cJSON *root;
-    tsr_error why = {0};
+    tsr_status status = TSR_OK;
     *any = false;
-    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
-    tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &why);
-    tsr_bytes_free(&text);
-    if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
+    TSR_TRY(read_document(checkpoint, TSR_STR(PIPELINE), &root, err));
     cJSON_ArrayForEach(component, root)
     {
         const tsr_str name = tsr_json_key_of(component);
