@@ -133,8 +133,7 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
     if (!number->config.size) return TSR_OK;
     TSR_FAIL_IF(!m->config, err, TSR_E_NOT_FOUND,
                 "the map takes '%.*s' from config.json, which is not among the checkpoint's files; give the directory "
-                "that has it, or "
-                "a map with the number",
+                "that has it, or a map with the number",
                 TSR_STR_ARG(number->config));
     const cJSON *item = tsr_mapped_setting(m, number->config.data);
     /* head_dim may be absent if it follows from other settings. */

@@ -133,8 +133,6 @@ static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
 /* Opens what lies over the source. */
 static tsr_status open_layers(session *s, const opening *what, tsr_error *err)
 {
-    s->leaves_settings =
-        (what->map || what->dequantize) && cli_leaves_settings(what->paths[0], tsr_checkpoint_store(s->source));
     tsr_layering wanted = {.options = &s->options, .map = what->map_text, .map_called = what->map};
     s->options.inverse = what->inverse;
     s->options.dequantize = what->dequantize;
@@ -239,11 +237,6 @@ tsr_status tsr_python_warnings(session *s, tsr_write_fn *write, void *ctx, tsr_e
     tsr_vec warnings = tsr_vec_of(&s->allocator, sizeof(tsr_str));
     tsr_arena *arena = tsr_arena_new(&s->allocator, 0, err);
     tsr_status status = arena ? tsr_opening_warnings(s->source, arena, &warnings, err) : TSR_E_NOMEM;
-    if (status == TSR_OK && s->leaves_settings) {
-        tsr_str *unread = tsr_vec_push(&warnings, err);
-        if (unread) *unread = TSR_STR(CLI_SETTINGS_UNREAD);
-        else status = TSR_E_NOMEM;
-    }
     for (size_t i = 0; i < warnings.count && status == TSR_OK; i++) {
         const tsr_str *text = (const tsr_str *)warnings.items + i;
         status = write(ctx, text->data, text->size, err);

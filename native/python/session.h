@@ -20,7 +20,6 @@ typedef struct session {
     tsr_shards shards;
     tsr_command_options options; /* those of the layers */
     tsr_layers layers;           /* over the source */
-    bool leaves_settings;        /* config.json is next to a single file, and not read (CLI_SETTINGS_UNREAD) */
     tsr_checkpoint *adapter;     /* that is folded in, or NULL */
     tsr_checkpoint *source;      /* that reads the files */
     tsr_checkpoint *checkpoint;  /* the topmost layer, or the source */

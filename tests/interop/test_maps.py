@@ -762,24 +762,22 @@ def test_torchtitans_llama_and_qwen(t):
 
 
 def test_settings_next_to_a_single_file(t):
-    """Only the file is read, so what config.json would have shown is announced: here that a layer is lost, and that the output layer is the embedding."""
+    """The file is what its directory is: config.json next to it shows that the output layer is the embedding, that a layer is lost, and how many heads there are."""
     directory, out = titan_model(t, "qwen3-tied", ""), os.path.join(t.scratch, "out.safetensors")
     file, options = os.path.join(directory, "model.safetensors"), ["--map", "torchtitan-qwen3", "--overwrite"]
-    text = "config.json is not read, because PATH is a single file; give its directory to use these settings"
-    says = f"warning: {text}\n"
-    need(says not in t.run("convert", directory, out, *options).stderr.decode(), "the directory")
-    need(says in t.run("convert", file, out, *options).stderr.decode(), "the file")
-    need(text in json.loads(t.run("convert", file, out, *options, "--json").stdout)["warnings"], "the document")
+    for n, path in enumerate((directory, file)):
+        need("warning" not in t.run("convert", path, os.path.join(t.scratch, f"{n}.safetensors"), *options).stderr.decode(), path)
+    same(load_file(os.path.join(t.scratch, "0.safetensors")), load_file(os.path.join(t.scratch, "1.safetensors")), "the file and its directory")
     save_file({k: v for k, v in load_file(file).items() if not k.startswith("layers.2.")}, file)
-    need("'layers' has 2 layers, but num_hidden_layers of config.json is 3" in t.run("convert", directory, out, *options, status=2).stderr.decode(), "a lost layer")
-    need(says in t.run("convert", file, out, *options).stderr.decode(), "the file without a layer")
-    need(says in t.run("convert", file, out, "--dequantize", "--overwrite", status=2).stderr.decode(), "--dequantize")
-    need(says not in t.run("convert", file, out, "--overwrite").stderr.decode(), "without a map")
-    llama = os.path.join(titan_model(t, "llama3", ""), "model.safetensors")
-    said = t.run("convert", llama, out, "--map", "torchtitan-llama3", "--overwrite", status=2).stderr.decode()
-    need("is a single file" in said and "from config.json, which is not among the checkpoint's files" in said, said)
-    os.remove(os.path.join(directory, "config.json"))
-    need("warning" not in t.run("convert", file, out, *options).stderr.decode(), "no settings")
+    for path in (directory, file):
+        need("'layers' has 2 layers, but num_hidden_layers of config.json is 3" in t.run("convert", path, out, *options, status=2).stderr.decode(), f"a lost layer: {path}")
+    llama = titan_model(t, "llama3", "")
+    for path in (llama, os.path.join(llama, "model.safetensors")):
+        t.run("convert", path, os.path.join(t.scratch, f"llama{len(path)}.safetensors"), "--map", "torchtitan-llama3")
+    same(*(load_file(os.path.join(t.scratch, f"llama{len(path)}.safetensors")) for path in (llama, os.path.join(llama, "model.safetensors"))), "the numbers of heads")
+    os.remove(os.path.join(llama, "config.json"))
+    said = t.run("convert", os.path.join(llama, "model.safetensors"), out, "--map", "torchtitan-llama3", "--overwrite", status=2).stderr.decode()
+    need("from config.json, which is not among the checkpoint's files" in said, said)
 
 
 def test_buffers_that_older_releases_store(t):

@@ -1,11 +1,8 @@
 /* See map_options.h. */
 #include "cli/program/map_options.h"
 
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/program/term.h"
@@ -51,18 +48,6 @@ static tsr_status open_adapter(cli *program, const char *path, cli_session *sess
     out->adapter = session->others->checkpoint;
     out->adapter_name = tsr_str_from(path);
     return TSR_OK;
-}
-
-bool cli_leaves_settings(const char *path, const tsr_store *store)
-{
-    char settings[PATH_MAX];
-    struct stat info;
-    const char *slash = strrchr(path, '/');
-    const int directory = slash ? (int)(slash + 1 - path) : 0;
-    if (store->primary == TSR_NO_FILE || store->file_count != 1 || tsr_is_url(path)) return false;
-    const int length = snprintf(settings, sizeof settings, "%.*sconfig.json", directory, path);
-    if (length >= (int)sizeof settings || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
-    return stat(settings, &info) == 0 && S_ISREG(info.st_mode);
 }
 
 /* ---- what --quantize did ---- */
@@ -201,8 +186,6 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
 {
     const tsr_command_options *options = map->options;
     tsr_layering wanted = {.options = options, .used = used, .lists = map->lists};
-    session->leaves_settings = (options->map || options->dequantize) && cli_leaves_settings(session->path, session->store);
-    if (session->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
     TSR_TRY(read_map(program, options->map, session, &wanted, err));
     if (options->canonical && options->modules) {
         const tsr_status status =

@@ -13,10 +13,6 @@ typedef struct cli_map_options {
     bool lists; /* as in tsr_layering */
 } cli_map_options;
 
-/* Whether PATH is a single file with config.json next to it, of which only the file is read. The settings would have shown
- * what it lacks, which output layer is the embedding, and what its numbers are multiplied to, so the user must know. */
-bool cli_leaves_settings(const char *path, const tsr_store *store);
-
 /* Like cli_open. With layers, the session's checkpoint and catalog are the topmost one, and `used->selects` is not used while PATH is
  * opened, because the selection refers to its names. */
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *used, const cli_map_options *map,

@@ -11,15 +11,11 @@
 
 #include <stdbool.h>
 
-#define CLI_SETTINGS_UNREAD \
-    "config.json is not read, because PATH is a single file; give its directory to use these settings"
-
 typedef struct cli_session {
     const char *path;
     tsr_store *store;
-    bool is_remote;       /* PATH is a URL */
-    bool ignores_shards;  /* --shards has no effect, because there are no ranks whose tensors it could join */
-    bool leaves_settings; /* config.json is next to PATH, and not read (CLI_SETTINGS_UNREAD) */
+    bool is_remote;      /* PATH is a URL */
+    bool ignores_shards; /* --shards has no effect, because there are no ranks whose tensors it could join */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
     /* The checkpoint of `store`, if `checkpoint` is a layer over it (--map, --dequantize, --lora, --quantize, a merge);

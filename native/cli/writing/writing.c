@@ -267,7 +267,6 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
 {
     /* These were printed earlier. */
     if (w->source.ignores_shards) TSR_TRY(keep_warning(w, TSR_STR(TSR_SHARDS_UNUSED), err));
-    if (w->source.leaves_settings) TSR_TRY(keep_warning(w, TSR_STR(CLI_SETTINGS_UNREAD), err));
     TSR_TRY(tsr_opening_warnings(cli_source_checkpoint(&w->source), w->arena, &w->warnings, err));
     TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, w->options->config, &w->warnings, err));
     const size_t before = w->warnings.count;
