@@ -37,6 +37,8 @@ class Slow(http_serving.Handler):
     """Serves a file. Requests for its bytes after the fourth one take long; where the server interrupts, it sends the signal at the fourth."""
 
     def do_GET(self):
+        if not self.path.endswith(self.server.name):
+            return self.answer(404, b"not here")
         with self.server.lock:
             self.server.asked.append(self.path)
             number = len(self.server.asked)
@@ -51,7 +53,7 @@ class Slow(http_serving.Handler):
 def served(data, name="x.safetensors", interrupts=False):
     """The URL of a file of these bytes."""
     server = http_serving.Server(Slow)
-    server.data, server.interrupts = data, interrupts
+    server.data, server.name, server.interrupts = data, name, interrupts
     with http_serving.running(server):
         yield f"{server.url}/{name}"
 
