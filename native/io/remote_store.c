@@ -326,10 +326,11 @@ typedef struct remote_store {
     const tsr_allocator *allocator;
     tsr_arena *arena;
     http_reader *http;
-    tsr_str root;    /* the part of URLs that precedes names, with '/' at its end */
-    tsr_str query;   /* "?token=…" of the given URL, used for all files */
-    tsr_vec files;   /* of remote_file, sorted by name */
-    tsr_vec listing; /* of tsr_store_file */
+    tsr_str root;     /* the part of URLs that precedes names, with '/' at its end */
+    tsr_str query;    /* "?token=…" of the given URL, used for all files */
+    bool is_neighbor; /* of a file of this server, so an answer that refuses it may mean that it is missing, as in S3 */
+    tsr_vec files;    /* of remote_file, sorted by name */
+    tsr_vec listing;  /* of tsr_store_file */
     tsr_block_cache *cache;
     tsr_scheduled_reads *scheduled;
     tsr_guards *guards;
@@ -504,7 +505,8 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
                          file->shown.data);
     if (answer.status == 200) return read_whole(store, file, &answer, err);
     const bool is_refused = answer.status == 401 || answer.status == 403;
-    const bool is_missing = answer.status == 404 || answer.status == 410 || (is_refused && answer.is_directory);
+    const bool is_missing =
+        answer.status == 404 || answer.status == 410 || (is_refused && (answer.is_directory || store->is_neighbor));
     return tsr_raise(err, is_missing ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION, "%s: the server answered %ld%s",
                      file->shown.data, answer.status,
                      is_refused ? "; check the URL's signature, TESSERA_HTTP_HEADERS or ~/.netrc" : "");
@@ -711,7 +713,8 @@ const char *tsr_remote_store_version(const tsr_store *store, uint32_t file)
     return store->close == remote_close ? ((const remote_file *)remote->files.items)[file].version : "";
 }
 
-static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
+static tsr_status open_as_given(const tsr_host *host, const char *address, bool is_neighbor, tsr_store **out,
+                                tsr_error *err);
 
 /* A query is taken for a signature, which is only valid for the file that was given. */
 static tsr_status remote_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
@@ -719,10 +722,10 @@ static tsr_status remote_neighbor(tsr_store *base, const tsr_host *host, tsr_str
     remote_store *store = (remote_store *)base;
     TSR_FAIL_IF(store->query.size, err, TSR_E_NOT_FOUND, "the signature of the URL is for one file only");
     const tsr_str address = address_of(store, name, err);
-    return address.data ? open_as_given(host, address.data, out, err) : TSR_E_NOMEM;
+    return address.data ? open_as_given(host, address.data, true, out, err) : TSR_E_NOMEM;
 }
 
-static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
+static tsr_status open_as_given(const tsr_host *host, const char *address, bool is_neighbor, tsr_store **out, tsr_error *err)
 {
     const tsr_allocator *allocator = host->allocator;
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
@@ -738,6 +741,7 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
                                      .neighbor = remote_neighbor,
                                      .parallel_for = tsr_pool_run},
                             .allocator = allocator,
+                            .is_neighbor = is_neighbor,
                             .files = tsr_vec_of(allocator, sizeof(remote_file)),
                             .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
     store->arena = tsr_arena_new(allocator, 0, err);
@@ -777,7 +781,7 @@ static tsr_status open_with_slash(const tsr_host *host, const char *address, tsr
     tsr_arena *arena = end && address[end - 1] != '/' ? tsr_arena_new(host->allocator, 0, err) : NULL;
     if (!arena) return TSR_E_NOT_FOUND;
     const tsr_str slashed = tsr_arena_format(arena, err, "%.*s/%s", (int)end, address, address + end);
-    const tsr_status status = slashed.data ? open_as_given(host, slashed.data, out, err) : TSR_E_NOMEM;
+    const tsr_status status = slashed.data ? open_as_given(host, slashed.data, false, out, err) : TSR_E_NOMEM;
     tsr_arena_free(arena);
     return status;
 }
@@ -786,7 +790,7 @@ tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_
 {
     tsr_store *directory = NULL;
     tsr_error ignored = {0}, failure = {0};
-    const tsr_status status = open_as_given(host, address, out, &failure);
+    const tsr_status status = open_as_given(host, address, false, out, &failure);
     const bool may_be_directory = status == TSR_OK ? is_page(*out) : status == TSR_E_NOT_FOUND;
     if (may_be_directory && open_with_slash(host, address, &directory, &ignored) == TSR_OK) {
         if (status == TSR_OK) (*out)->close(*out);

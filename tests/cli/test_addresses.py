@@ -86,6 +86,17 @@ def test_addresses_of_optimizers_are_read(t):
 
 
 @test
+def test_addresses_of_a_file_need_no_config_next_to_it(t):
+    """S3 answers 403 for what does not exist if the client may not list the bucket."""
+    st_write(t.at("x.safetensors"), {"w": ("F32", [4], os.urandom(15) + b"\x3f")})
+    for status in (404, 403, 401, 400):
+        with serving(t.directory, lambda handler, name, count: name == "/config.json" and (handler.answer(status, b"no"), True)[1]) as s:
+            url = s.url + "x.safetensors"
+            p = t.run("merge", t.at("out.safetensors"), url, url, "--method", "linear", "--overwrite", status=2 if status == 400 else 0)
+            need((b"config.json: the server answered 400" in p.stderr) == (status == 400), p.stderr)
+
+
+@test
 def test_addresses_of_files_are_copied(t):
     data = os.urandom(3 << 20)
     with open(t.at("large.bin"), "wb") as f:
