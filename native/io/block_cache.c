@@ -103,8 +103,8 @@ static void fill(tsr_block_cache *cache, block *b, uint32_t file, uint64_t numbe
     *slot = b;
 }
 
-/* Returns a block to fill: an empty one, otherwise the one that was used longest ago, which is emptied, of those that were read whole
- * before the others: blocks that were fetched ahead have not been used for longer, but will be. NULL if all are busy. */
+/* Returns a block to fill: an empty one; otherwise, after emptying it, the one that was used longest ago. Blocks that were read whole are
+ * taken before all others, because one that was fetched ahead is still to be read, however long ago it was fetched. NULL if all are busy. */
 static block *take(tsr_block_cache *cache)
 {
     block *oldest = NULL;

@@ -162,8 +162,10 @@ static tsr_status open_members(joined_store *store, const tsr_store_opener *open
             return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
                              "'%s' is a URL; only directories can be combined into one checkpoint", paths[i]);
         const tsr_status status = opener->open(opener, paths[i], &member, err);
-        if (status != TSR_OK) tsr_error_subject(err, "%s", paths[i]);
-        if (status != TSR_OK) return status;
+        if (status != TSR_OK) {
+            tsr_error_subject(err, "%s", paths[i]);
+            return status;
+        }
         store->members[i] = member;
         if (member->primary != TSR_NO_FILE)
             return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,

@@ -55,7 +55,7 @@ static int posix_open_at(const tsr_sys *sys, int directory, const char *name, in
 
 /* Descriptors that have a lock, plus 1; 0 is an unused place. A child of a fork gets copies of the descriptors, and a lock lasts until
  * the last copy is closed. It is therefore released when it is closed here, whatever children there are, and a child closes its copies:
- * the lock ends with the process that took it. A lock for which there is no place lasts as long as its copies. */
+ * the lock ends with the process that took it. Further locks, for which there is no place here, last until all copies are closed. */
 enum { MOST_LOCKS = 64 };
 static atomic_int locked[MOST_LOCKS];
 

@@ -189,7 +189,7 @@ static tsr_status rename_path(tsr_checkpoint *checkpoint, tsr_str from, tsr_str 
                               uint32_t *length, tsr_error *err)
 {
     const tsr_entry entry = {.fqn = from, .path = *path, .path_length = *length};
-    if (tsr_str_equal(from, to)) return TSR_OK; /* the name of a key "" is no different from the root's */
+    if (tsr_str_equal(from, to)) return TSR_OK; /* an entry whose key is "" has the same name as the root */
     if (!to.size) *length = 0;                  /* the root */
     return *path && to.size ? tsr_renamed_path(&entry, to, checkpoint->arena, path, length, err) : TSR_OK;
 }

@@ -90,7 +90,7 @@ tsr_str tsr_step_beyond(tsr_str name);
 /* The step in the name of a file, without its directories, that is a checkpoint of its own: with .ckpt any number counts, with
  * other endings of checkpoints only one that the name states to be a step. */
 bool tsr_step_of_file(tsr_str name, uint64_t *step);
-/* Whether the name of a file that may be a checkpoint ends with a number, which may be that of a step, a rank or anything else. */
+/* Whether a file may be a checkpoint and has a number at the end of its name, whatever the number counts: steps, ranks, models. */
 bool tsr_is_numbered_file(tsr_str name);
 /* N of "epoch=1-step=10-vN.ckpt" or "epoch=1-vN.ckpt", which Lightning writes where the name without it was taken; 0 without it. */
 uint64_t tsr_step_version(tsr_str name);

@@ -113,24 +113,26 @@ tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step)
     return ends_with_word(before, ranks) ? TSR_STEP_OF_RANK : TSR_STEP_NUMBER;
 }
 
+/* What the number in the name of a file with one of the endings is. */
+static tsr_step_naming naming_of_file(tsr_str name, uint64_t *step)
+{
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const tsr_str stem = without_ending(name, endings[i]);
+        if (stem.size < name.size) return tsr_step_of_name(stem, step);
+    }
+    return TSR_STEP_NONE;
+}
+
 bool tsr_step_of_file(tsr_str name, uint64_t *step)
 {
     if (tsr_str_ends(name, TSR_STR(".ckpt"))) return tsr_step_of_name(name, step) != TSR_STEP_NONE;
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const tsr_str stem = without_ending(name, endings[i]);
-        if (stem.size < name.size && tsr_step_of_name(stem, step) == TSR_STEP_STATED) return true;
-    }
-    return false;
+    return naming_of_file(name, step) == TSR_STEP_STATED;
 }
 
 bool tsr_is_numbered_file(tsr_str name)
 {
     uint64_t unused;
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        const tsr_str stem = without_ending(name, endings[i]);
-        if (stem.size < name.size && tsr_step_of_name(stem, &unused) != TSR_STEP_NONE) return true;
-    }
-    return false;
+    return naming_of_file(name, &unused) != TSR_STEP_NONE;
 }
 
 uint64_t tsr_step_version(tsr_str name)

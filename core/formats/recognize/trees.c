@@ -208,7 +208,7 @@ static tsr_status open_pickle(tsr_checkpoint *source, tsr_store *store, uint32_t
 {
     const tsr_host *host = source->given_host; /* its own ends with it */
 
-    /* If no step was entered, the checkpoint is no longer needed. */
+    /* Where no step was entered, `source` is no longer needed; otherwise the store belongs to it. */
     if (source->store == store) {
         tsr_checkpoint_close(source);
         return tsr_trees_open(store, host, &file, 1, out, err);

@@ -756,7 +756,7 @@ static tsr_status note_slice(tsr_checkpoint *checkpoint, const tsr_torch_run *ru
                            use->bytes, run->byte_length, TSR_STR_ARG(use->first->fqn));
 }
 
-/* Such as those of float8 tensors, for which there is no typed storage. */
+/* Reports an untyped storage, such as that of a float8 tensor. */
 static tsr_status report_unloadable(tsr_checkpoint *checkpoint, const tsr_torch_run *run, const storage_use *use,
                                     tsr_error *err)
 {
