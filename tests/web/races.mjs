@@ -6,7 +6,7 @@ import os from "node:os";
 import path from "node:path";
 import { PATIENCE, pick, rowsOf, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
-import { goTo, openSample } from "./views.mjs";
+import { goTo, openSample, showFields } from "./views.mjs";
 
 const title = (page) => page.locator(".top h1").textContent();
 const home = async (page) => {
@@ -294,12 +294,48 @@ async function testReplacing(page, url, context) {
   }
 }
 
+/** Chooses a JSON file that the page reads only when the function that this returns is called. */
+async function chooseHeld(page, button, name) {
+  await page.evaluate(() => {
+    const { text } = Blob.prototype, released = new Promise((resolve) => { globalThis.releaseFile = resolve; });
+    Blob.prototype.text = async function () { Blob.prototype.text = text; await released; return text.call(this); };
+  });
+  const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: button }).click()]);
+  await chooser.setFiles({ name, mimeType: "application/json", buffer: Buffer.from("{}") });
+  return async () => {
+    await page.evaluate(() => globalThis.releaseFile());
+    await page.getByRole("button", { name, exact: true }).waitFor();
+  };
+}
+
+/** What is chosen while a file is read stays chosen once the file is there. */
+async function testChoosing(page) {
+  const map = page.locator("[role=group][aria-label=Map]"), inAdvanced = page.locator(".advanced");
+  const CASES = [
+    ["Optimizer", "the module tree", async () => undefined, page.locator("section[aria-label='Another form']").getByLabel("Form"), "to-fqn"],
+    ["Convert…", "the module tree", async () => { await showFields(page); await inAdvanced.getByLabel("Remove wrapper prefixes").check(); }, inAdvanced.getByLabel("Floating-point tensors become"), "bfloat16"],
+    ["Names", "the map file", async () => map.locator("select").selectOption("torchtitan-llama3"), map.getByLabel("Apply the map backwards"), true],
+  ];
+  for (const [view, what, prepare, field, value] of CASES) {
+    await test(`${view.replace("…", "")}: a choice made while ${what} is read stays`, async () => {
+      await openSample(page, "dcp_fsdp2");
+      await goTo(page, view);
+      await prepare();
+      const release = await chooseHeld(page, `Choose ${what}…`, "chosen.json");
+      await (value === true ? field.check() : field.selectOption(value));
+      await release();
+      check(value === true ? await field.isChecked() : await field.inputValue() === value, `${value} was lost`);
+    });
+  }
+}
+
 export async function testRaces({ page, url, context, broken }) {
   await page.goto(url);
   await testOpenings(page, url);
   await testEnding(page, url);
   await testTrouble(page, url);
   await testTyping(page, url);
+  await testChoosing(page);
   await testReplacing(page, url, context);
   await test("no race breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }

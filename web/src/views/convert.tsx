@@ -144,7 +144,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
   const model = useModel(), opening = model.opening ?? NO_SOURCE, { title } = opening, form = model.convertForm ?? CONVERT_START, to = formOf(form, source);
   const saving = model.converting, { preview } = saving, isOne = isSingle(preview), name = saving.name ?? convertedName(title, to, isOne);
   const options = optionsOf(form, source), writing: Writing = { what: "convert", options: { ...options, ...mapOptionsOf(model.mapChoice) } };
-  const set: Set = (change) => { model.convertForm = { ...form, ...change }; model.changed(); };
+  const set: Set = (change) => { model.convertForm = { ...model.convertForm ?? CONVERT_START, ...change }; model.changed(); };
   useEffect(() => {
     const timer = setTimeout(() => void saving.ask(writing), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);

@@ -20,6 +20,7 @@ async function documentIn(file: File): Promise<NamedText> {
   throw new Error(`'${file.name}' is not a JSON object`);
 }
 
+/** What the file replaces may have changed by the time that it has been read: `set` starts from what is chosen then. */
 export function JsonFile({ name, what, about, set }: { name: string | undefined; what: string; about: string; set: (file: NamedText | undefined) => void }): JSX.Element {
   const input = useRef<HTMLInputElement>(null), [trouble, setTrouble] = useState<Trouble>();
   const take = (file: File) => documentIn(file).then((document) => { setTrouble(undefined); set(document); }, (e: unknown) => setTrouble(troubleOf(e)));

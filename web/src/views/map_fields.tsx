@@ -31,7 +31,7 @@ export function MapFields({ label = "Names and layouts become" }: { label?: stri
         {choice.name && <label class="check"><input type="checkbox" checked={choice.inverse} onChange={(e) => set({ ...choice, inverse: e.currentTarget.checked })} /> Apply the map backwards</label>}
       </div>
       {trouble && <TroubleBox trouble={trouble} retry={load} />}
-      <JsonFile name={isBuiltIn ? undefined : choice.name} what="map file" about="tessera.map/1, if no built-in map fits." set={(file) => set(file ? { ...file, inverse: choice.inverse } : NO_MAP)} />
+      <JsonFile name={isBuiltIn ? undefined : choice.name} what="map file" about="tessera.map/1, if no built-in map fits." set={(file) => set(file ? { ...file, inverse: model.mapChoice.inverse } : NO_MAP)} />
     </div>
   );
 }

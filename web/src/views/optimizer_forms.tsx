@@ -54,7 +54,7 @@ const plainly = (trouble: Trouble): Trouble => trouble.status === "malformed" ? 
 
 export function OptimizerForms(): JSX.Element {
   const model = useModel(), saving = model.optimizerSaving, opening = model.opening ?? START, form = forms.get(opening) ?? START, { action, modules, at, allowExpansion } = form;
-  const set = (change: Partial<OptimizerForm>) => { forms.set(opening, { ...form, ...change }); model.changed(); };
+  const set = (change: Partial<OptimizerForm>) => { forms.set(opening, { ...forms.get(opening) ?? START, ...change }); model.changed(); };
   const [{ of, preview, trouble }, setAnswer] = useState<Answer>({});
   const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}), ...(allowExpansion ? { allowExpansion } : {}) } };
   const name = saving.name ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
