@@ -57,6 +57,24 @@ def test_every_weight_and_state_is_that_of_deepspeed(t):
 
 
 @test
+def test_parameters_that_were_not_gathered_are_named(t):
+    """A rank's module under ZeRO 3 has DeepSpeed's placeholders, and so has a state dict of it. Whole checkpoints are quiet."""
+    def found(path, *options):
+        return [f for f in t.json("validate", path, "--json", *options)["findings"] if f["rule"] == "layout/placeholders"]
+    for case in CASES:
+        need(not found(copy_of(t, case, case)), case)
+    for case in ("zero3_bf16", "zero3_fp32_sgd", "zero3_tied_modules"):
+        saved, weights = os.path.join(GOLDEN, case, "zero_pp_rank_0_mp_rank_00_model_states.pt"), t.at(f"{case}.safetensors")
+        t.run("convert", saved, weights, "--include", "module.**", "--objects", "drop")
+        rows = [e for e in t.json("inspect", weights, "--json")["entries"] if "float" in e["dtype"]]
+        empty = sorted(e["fqn"] for e in rows if e["shape"] == [0])
+        [finding] = found(weights)
+        need(finding["level"] == "warning" and finding["fqn"] in empty, finding)
+        need(f"{len(empty)} of {len(rows)} floating-point tensors" in finding["message"], finding)
+        need(len(found(saved)) == 1, f"{saved} has none")
+
+
+@test
 def test_float32_weights_that_may_be_several_are_refused_with_their_names(t):
     path = copy_of(t, "zero0_bf16_twins", "twins")
     twins = ("'norm1.weight'", "'norm2.weight'")

@@ -15,9 +15,9 @@
 
 TSR_API_BEGIN
 
-/* Checks all entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk, layout/too-large), and
- * chunks that share bytes of a file in a format where that is damage (layout/bytes-shared), unless the catalog is that of a
- * mapped checkpoint; and the optimizers' states (optim/state-incomplete, optim/state-shape, optim/state-missing,
+/* Checks all entries: tiling (layout/out-of-range, layout/overlap, layout/hole, layout/empty-chunk, layout/too-large); parameters
+ * that were not gathered (layout/placeholders); chunks that share bytes of a file in a format where that is damage
+ * (layout/bytes-shared), unless the catalog is that of a mapped checkpoint; and the optimizers' states (optim/state-incomplete, optim/state-shape, optim/state-missing,
  * optim/ids-are-texts), as far as objects were read. Chunks of a missing file (TSR_NO_FILE) are tiled like others. Findings name files where the catalog
  * has their names. */
 tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err);
