@@ -60,7 +60,7 @@ static tsr_status read_codes(const tsr_packed_weight *p, const tsr_codes *codes,
     return TSR_OK;
 }
 
-float tsr_packed_number(const tsr_codes *codes, uint8_t code)
+float tsr_codes_number(const tsr_codes *codes, uint8_t code)
 {
     const unsigned number = (code + codes->add) & ((1u << codes->bits) - 1);
     return (float)((int32_t)(number ^ codes->flip) - codes->bias);
@@ -102,7 +102,7 @@ tsr_status tsr_packed_read_scales(const tsr_packed_weight *p, const tsr_area *a,
     else tsr_cast(p->scale->dtype, TSR_FLOAT32, r->words, count, (uint8_t *)r->scales);
     if (!r->zeros) return TSR_OK;
     TSR_TRY(read_codes(p, &p->zeros, &s, r->words, r->codes, err));
-    for (size_t i = 0; i < count; i++) r->zeros[i] = tsr_packed_number(&p->zeros, r->codes[i]);
+    for (size_t i = 0; i < count; i++) r->zeros[i] = tsr_codes_number(&p->zeros, r->codes[i]);
     return TSR_OK;
 }
 

@@ -28,7 +28,7 @@ typedef struct tsr_packed_room {
 } tsr_packed_room;
 
 /* The number that a code means. */
-float tsr_packed_number(const tsr_codes *codes, uint8_t code);
+float tsr_codes_number(const tsr_codes *codes, uint8_t code);
 /* Reads the scales of the groups of an area, and their zeros. */
 tsr_status tsr_packed_read_scales(const tsr_packed_weight *p, const tsr_area *a, tsr_packed_room *r, tsr_error *err);
 /* Reads the words of a part of a matrix of stored numbers into `words`, which is enough for them. */

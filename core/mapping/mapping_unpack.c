@@ -431,7 +431,7 @@ static tsr_status room_open(const tsr_packed_weight *p, size_t rows, size_t colu
     r->words = memory;
     for (unsigned i = 0; i < TSR_PACKED_NUMBERS; i++) r->tables[i] = (uint8_t)i;
     for (unsigned i = 0; i < TSR_PACKED_NUMBERS; i++)
-        r->numbers[i] = p->table ? p->table[i % 16] : tsr_packed_number(&p->numbers, (uint8_t)i);
+        r->numbers[i] = p->table ? p->table[i % 16] : tsr_codes_number(&p->numbers, (uint8_t)i);
     return TSR_OK;
 }
 
