@@ -119,26 +119,17 @@ typedef struct tsr_mapped_scheme {
 /* mapping_open.c: like tsr_mapping_open, but `scheme` fills the rows. */
 tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err);
 
-/* mapping_config.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
+/* mapping_open.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
  * of memory while making it, and this returns TSR_E_NOMEM. */
 tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 /* The same for a sentence that says what to change in config.json, which m->config_changes states, too. */
 tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 
-/* mapping_store.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
+/* mapping_open.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);
-/* Makes an entry of the mapped checkpoint from a tensor, with the name `fqn` and the attributes of `like`. The functions
- * after it implement the reader's functions of the same names (formats/common/reader.h). */
+/* Makes an entry of the mapped checkpoint from a tensor, with the name `fqn` and the attributes of `like`. */
 tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn,
                             tsr_entry *out, tsr_error *err);
-tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                             tsr_view *out, tsr_error *err);
-tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                          tsr_stated_crc *out, tsr_error *err);
-tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                           tsr_found *out, tsr_error *err);
-
-void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses);
 
 /* Makes a tensor that is cast when it is read. */
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out,
@@ -195,8 +186,6 @@ typedef struct tsr_dequantized {
     tsr_dequantize_refusal *refused, **end;
     bool *used; /* by entry of the catalog; NULL until tsr_mapping_check_dequantized was called */
 } tsr_dequantized;
-/* `given`: `dtype` also holds for weights that state a dtype of their own. */
-tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, bool given, tsr_error *err);
 
 /* mapping_config.c: loads config.json, or params.json, into m->config, which stays NULL if there is neither. Errors of
  * reading and parsing. */
@@ -230,9 +219,6 @@ typedef struct tsr_map_slot {
     tsr_mapped_tensor *tensors;
     uint64_t count;
 } tsr_map_slot;
-
-/* mapping_match.c: fills m->rows and m->dropped. */
-tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err);
 
 /* mapping_steps.c: makes the tensors of one binding of a rule. `sources` has its entries ordered by pattern, and within a
  * pattern by the folded capture (`members` of them). `values` has a place for the unfolded capture. */

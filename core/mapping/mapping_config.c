@@ -4,7 +4,6 @@
 #include "formats/common/file_names.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_builtin.h"
-#include "mapping/mapping_match.h"
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/text.h"
@@ -192,61 +191,9 @@ const char *tsr_mapped_quant_method(const tsr_mapped *m)
     return cJSON_IsString(item) ? item->valuestring : "";
 }
 
-/* ---- what users are told of a mapped checkpoint, and what has to change in its config.json ---- */
-
-static tsr_status append_note(tsr_mapped *m, tsr_str *note, tsr_str sentence, tsr_error *err)
-{
-    const tsr_str before = *note;
-    if (!sentence.data) return TSR_E_NOMEM;
-    *note = !before.data ? sentence
-                         : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
-    return note->data ? TSR_OK : TSR_E_NOMEM;
-}
-
-tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
-{
-    return append_note(m, &m->note, sentence, err);
-}
-
-tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
-{
-    return append_note(m, &m->config_note, sentence, err);
-}
-
-tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, bool configured, size_t index)
-{
-    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
-        if (m->note.data && !index--) return m->note;
-        if (m->config_note.data && !configured && !index--) return m->config_note;
-    }
-    return TSR_STR("");
-}
-
-tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, bool configured, tsr_vec *out, tsr_error *err)
-{
-    for (size_t i = 0; tsr_mapping_note(mapped, configured, i).size; i++) {
-        tsr_str *note = tsr_vec_push(out, err);
-        if (!note) return TSR_E_NOMEM;
-        *note = tsr_mapping_note(mapped, configured, i);
-    }
-    return TSR_OK;
-}
-
-void tsr_mapping_change_config(const tsr_checkpoint *mapped, tsr_config_changes *changes)
-{
-    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
-        changes->unquantized |= m->config_changes.unquantized;
-        changes->untied |= m->config_changes.untied;
-        if (m->config_changes.more_tokens)
-            changes->tokens = m->config_changes.tokens, changes->more_tokens = m->config_changes.more_tokens;
-    }
-}
-
 /* ---- builtin ---- */
 
 /* Finds the built-in maps by name. */
-
-#define TRANSFORMERS "transformers-"
 
 tsr_str tsr_mapping_builtin_name(size_t index)
 {
@@ -288,26 +235,4 @@ tsr_status tsr_mapping_named(const char *name, tsr_str *text, tsr_error *err)
                          meant);
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no built-in map '%s'; `tessera map list` lists them",
                      name);
-}
-
-/* Whether the text is that of a built-in map from Hugging Face's names to those in the memory of transformers. */
-static bool is_for_transformers(const void *text)
-{
-    tsr_str name;
-    for (size_t i = 0; (name = tsr_mapping_builtin_name(i)).size; i++)
-        if (tsr_builtin_documents[tsr_builtin_numbers[i]].text == text) return tsr_str_starts(name, TSR_STR(TRANSFORMERS));
-    return false;
-}
-
-tsr_status tsr_model_check(const tsr_mapped *m, tsr_arena *arena, tsr_error *err)
-{
-    const cJSON *item = tsr_mapped_setting(m, "model_type");
-    if (!cJSON_IsString(item) || !is_for_transformers(m->rules->text)) return TSR_OK;
-    const tsr_str name = tsr_arena_format(arena, err, TRANSFORMERS "%s", item->valuestring);
-    if (!name.data) return TSR_E_NOMEM;
-    const tsr_str other = tsr_mapping_builtin(name);
-    TSR_FAIL_IF(other.size && other.data != m->rules->text, err, TSR_E_FORMAT,
-                "the map is not for the model_type of %s, '%s'; use the map %s", m->config_name, item->valuestring,
-                name.data);
-    return TSR_OK;
 }

@@ -2,6 +2,7 @@
  *
  * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
  * out to be used (mapping_arithmetic.c). */
+#include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
 #include "mapping/mapping_packed.h"
 #include "tessera/sys/catalog.h"
@@ -401,20 +402,33 @@ static tsr_status find_all(finder *f)
         f->err);
 }
 
-tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, bool given, tsr_error *err)
+/* `ctx`: the dtype of the products; without one, it is set to that of the config.json, and weights keep a dtype of their own. */
+static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)
 {
+    tsr_dtype *dtype = ctx;
+    const bool given = *dtype != TSR_DTYPE_NONE;
+    if (!given) *dtype = tsr_mapped_product_dtype(m);
     tsr_dequantized *done = TSR_ARENA_NEW(m->own->arena, tsr_dequantized, err);
     tsr_vec text = tsr_vec_of(m->own->host->allocator, 1);
-    finder f = {.m = m, .scaling.dtype = dtype, .given = given, .done = done, .text = &text, .err = err};
+    finder f = {.m = m, .scaling.dtype = *dtype, .given = given, .done = done, .text = &text, .err = err};
     if (!done) return TSR_E_NOMEM;
     *done = (tsr_dequantized){.end = &done->refused};
     m->ctx = done;
-    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
-                tsr_dtype_describe(dtype)->name);
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, *dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
+                tsr_dtype_describe(*dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
     f.is_quantized = tsr_mapped_quantization(m) != NULL;
     const tsr_status status = find_all(&f);
     tsr_map_free(f.pairs);
     tsr_vec_free(&text);
+    m->drops_flattened = done->unflattened;
     return status;
+}
+
+tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out,
+                                  tsr_error *err)
+{
+    const tsr_mapped_scheme scheme = {.fill = fill_by_scales, .ctx = used, .step = tsr_step_name(TSR_STEP_DEQUANTIZE)};
+    *used = dtype;
+    return tsr_mapped_open(source, &scheme, out, err);
 }

@@ -569,8 +569,38 @@ static tsr_status match_source(tsr_matcher *s)
     return match_all(s);
 }
 
-tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
+/* ---- opening ---- */
+
+#define TRANSFORMERS "transformers-"
+
+/* Whether the text is that of a built-in map from Hugging Face's names to those in the memory of transformers. */
+static bool is_for_transformers(const void *text)
 {
+    tsr_str name;
+    for (size_t i = 0; (name = tsr_mapping_builtin_name(i)).size; i++)
+        if (tsr_builtin_documents[tsr_builtin_numbers[i]].text == text) return tsr_str_starts(name, TSR_STR(TRANSFORMERS));
+    return false;
+}
+
+/* Refuses a built-in map transformers-NAME if config.json's model_type has another one: maps keep names that they
+ * do not know, so the result would look whole. */
+static tsr_status model_check(const tsr_mapped *m, tsr_arena *arena, tsr_error *err)
+{
+    const cJSON *item = tsr_mapped_setting(m, "model_type");
+    if (!cJSON_IsString(item) || !is_for_transformers(m->rules->text)) return TSR_OK;
+    const tsr_str name = tsr_arena_format(arena, err, TRANSFORMERS "%s", item->valuestring);
+    if (!name.data) return TSR_E_NOMEM;
+    const tsr_str other = tsr_mapping_builtin(name);
+    TSR_FAIL_IF(other.size && other.data != m->rules->text, err, TSR_E_FORMAT,
+                "the map is not for the model_type of %s, '%s'; use the map %s", m->config_name, item->valuestring,
+                name.data);
+    return TSR_OK;
+}
+
+/* Fills m->rows and m->dropped. */
+static tsr_status fill_by_rules(tsr_mapped *m, void *rules, tsr_error *err)
+{
+    m->rules = rules;
     const tsr_allocator *allocator = m->own->host->allocator;
     tsr_matcher s = {.m = m,
                      .matches = tsr_vec_of(allocator, sizeof(tsr_name_match)),
@@ -580,7 +610,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     s.arena = tsr_arena_new(allocator, 0, err);
     s.members = tsr_map_new(allocator, 0, err);
     tsr_status status = s.arena && s.members ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_model_check(m, s.arena, err);
+    if (status == TSR_OK) status = model_check(m, s.arena, err);
     if (status == TSR_OK) status = match_source(&s);
     if (status == TSR_OK) status = refuse_unmatched(&s);
     if (status == TSR_OK) status = check_all_parted(&s);
@@ -597,6 +627,18 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     tsr_vec_free(&s.matches);
     tsr_vec_free(&s.unmatched);
     tsr_arena_free(s.arena);
+    return status;
+}
+
+tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err)
+{
+    const tsr_mapped_scheme scheme = {.fill = fill_by_rules, .ctx = (void *)(uintptr_t)rules};
+    tsr_checkpoint *below = NULL;
+    *out = NULL;
+    if (rules->before) TSR_TRY(tsr_mapping_open(source, rules->before, &below, err));
+    const tsr_status status = tsr_mapped_open(below ? below : source, &scheme, out, err);
+    if (status == TSR_OK) ((tsr_mapped *)(*out)->state)->below = below;
+    else tsr_checkpoint_close(below);
     return status;
 }
 

@@ -51,10 +51,6 @@ tsr_status tsr_required_check(tsr_matcher *s);
  * naming the tensors, their shapes and the dim. */
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err);
 
-/* mapping_config.c: refuses a built-in map transformers-NAME if config.json's model_type has another one: maps keep names that they
- * do not know, so the result would look whole. */
-tsr_status tsr_model_check(const tsr_mapped *m, tsr_arena *arena, tsr_error *err);
-
 /* Which tensors are stored numbers, and which are the scales that give them their meaning: one table of the names that
  * quantization libraries use. */
 
