@@ -148,6 +148,25 @@ typedef struct tsr_numbered_files {
     uint32_t count;
 } tsr_numbered_files;
 
+/* A kind of file that holds tensors. Each is a row of formats/recognize/format_table.c. */
+typedef struct tsr_file_kind {
+    /* The reader for a file alone that begins with `head` and has `size` bytes; NULL if it is not of this kind. */
+    const tsr_reader *(*reader_of)(tsr_str head, uint64_t size);
+    const char
+        *ending; /* of names for which `named` is read even if the content is unknown, so that it says what is wrong */
+    const tsr_reader *named; /* or both NULL */
+    const tsr_reader *index; /* for an index of several files */
+    const char *reported;    /* the ending of files that this reader reports itself if its index does not name them */
+    /* What a file is if its tensors are not those of a model, although it is of this kind; or NULL. */
+    tsr_status (*foreign)(tsr_store *store, uint32_t file, const tsr_host *host, const char **foreign, tsr_error *err);
+    /* Chooses the reader, and checkpoint->files, for a directory whose root has `files` of this kind and of no other. It is `alone`
+     * if there is no marked directory below it. Leaves *reader alone if they are several checkpoints; what they are then is in
+     * `several`. */
+    tsr_status (*choose)(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
+                         tsr_error *err);
+    const char *several;
+} tsr_file_kind;
+
 /* Records a file that the metadata names and the store does not have. Copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
 /* Records a file that a checkpoint of this format may have, unless the store has it; for servers that cannot list their
@@ -167,6 +186,9 @@ extern const tsr_reader tsr_reader_torch_legacy;
 extern const tsr_reader tsr_reader_torch_ranks;
 extern const tsr_reader tsr_reader_torch_index;
 extern const tsr_reader tsr_reader_torch_without_index;
+
+extern const tsr_file_kind tsr_file_kind_safetensors;
+extern const tsr_file_kind tsr_file_kind_torch;
 
 extern const tsr_directory tsr_directory_dcp;
 extern const tsr_directory tsr_directory_dcp_without_metadata;

@@ -1,4 +1,4 @@
-/* What the source files of the DCP reader share: dcp.c (the catalog), dcp_metadata.c and dcp_fold.c (the records of `.metadata`),
+/* What the source files of the DCP reader share: dcp.c (the catalog), dcp_fold.c (the records of `.metadata`),
  * dcp_place.c (where chunks are), dcp_item.c (one archive, also in a zstd stream, and every item in file order), dcp_images.c (safetensors
  * data files), dcp_subclass.c (tensor subclasses). */
 #ifndef TSR_FORMATS_DCP_DCP_STATE_H

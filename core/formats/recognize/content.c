@@ -239,9 +239,9 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     const tsr_str head = {bytes, size < HEAD ? (size_t)size : HEAD};
     *content = (tsr_content){.kind = NULL};
     TSR_TRY(tsr_store_read(store, file, 0, bytes, head.size, err));
-    for (const tsr_file_kind *of = tsr_file_kinds; of->reader_of && !content->reader; of++) {
-        content->kind = of;
-        content->reader = of->reader_of(head, size);
+    for (const tsr_file_kind *const *of = tsr_file_kinds; *of && !content->reader; of++) {
+        content->kind = *of;
+        content->reader = (*of)->reader_of(head, size);
     }
     if (content->reader) return TSR_OK;
     content->kind = NULL;
@@ -265,9 +265,9 @@ tsr_status tsr_content_search(tsr_store *store, uint32_t file, const char **fore
 
 const tsr_file_kind *tsr_kind_named(tsr_str name)
 {
-    const tsr_file_kind *of = tsr_file_kinds;
-    while (of->reader_of && !(of->ending && tsr_str_ends(name, tsr_str_from(of->ending)))) of++;
-    return of->reader_of ? of : NULL;
+    const tsr_file_kind *const *of = tsr_file_kinds;
+    while (*of && !((*of)->ending && tsr_str_ends(name, tsr_str_from((*of)->ending)))) of++;
+    return *of;
 }
 
 /* Megatron writes one directory per tensor, with the array's description in it, and everything else to common.pt. Its

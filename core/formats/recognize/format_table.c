@@ -1,8 +1,6 @@
 /* Every format, in order of precedence. To add one, add a row. */
 #include "formats/common/file_names.h"
 #include "formats/recognize/recognize.h"
-#include "formats/safetensors/safetensors_reader.h"
-#include "formats/torch/torch_file.h"
 
 /* Tried in this order. A format whose files other frameworks write as well comes after those. */
 const tsr_directory *const tsr_directories[] = {
@@ -30,21 +28,7 @@ const tsr_directory *const tsr_directories[] = {
     NULL,
 };
 
-const tsr_file_kind tsr_file_kinds[] = {
-    {.reader_of = tsr_safetensors_kind,
-     .ending = ".safetensors",
-     .named = &tsr_reader_safetensors,
-     .index = &tsr_reader_safetensors_index,
-     .reported = ".safetensors",
-     .foreign = tsr_safetensors_foreign,
-     .choose = tsr_safetensors_choose},
-    {.reader_of = tsr_torch_kind,
-     .index = &tsr_reader_torch_index,
-     .reported = ".bin",
-     .choose = tsr_torch_choose,
-     .several = "several torch.save files that are not one file per rank"},
-    {.reader_of = NULL},
-};
+const tsr_file_kind *const tsr_file_kinds[] = {&tsr_file_kind_safetensors, &tsr_file_kind_torch, NULL};
 
 /* Sources: _get_resolved_checkpoint_files of transformers, ModelMixin.from_pretrained of diffusers, load_peft_weights of PEFT. */
 const tsr_library tsr_libraries[] = {

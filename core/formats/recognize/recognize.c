@@ -109,7 +109,7 @@ static tsr_status refuse_foreign(const recognizer *r, const tsr_file_kind *kind,
  * the first file if none exists, in which case *any is false. */
 static tsr_status kind_of(const recognizer *r, const cJSON *weights, const tsr_file_kind **kind, bool *any)
 {
-    *kind = tsr_file_kinds;
+    *kind = tsr_file_kinds[0];
     *any = true;
     for (const cJSON *member = weights->child; member; member = member->next) {
         if (!cJSON_IsString(member)) continue; /* the reader will report it */
@@ -118,11 +118,14 @@ static tsr_status kind_of(const recognizer *r, const cJSON *weights, const tsr_f
         if (file != TSR_NO_FILE) {
             tsr_content content;
             TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
-            *kind = content.kind ? content.kind : tsr_file_kinds;
+            if (content.kind) *kind = content.kind;
             return refuse_foreign(r, content.kind, file);
         }
         if (member != weights->child) continue;
-        while ((*kind)->ending && !tsr_str_ends(name, tsr_str_from((*kind)->ending))) ++*kind;
+        for (size_t c = 0; c < TSR_FILE_KINDS; c++) { /* the last one has no ending: it is that of all other names */
+            *kind = tsr_file_kinds[c];
+            if ((*kind)->ending && tsr_str_ends(name, tsr_str_from((*kind)->ending))) break;
+        }
     }
     *any = false;
     return TSR_OK;
@@ -148,7 +151,7 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
 {
     tsr_bytes text;
     cJSON *root;
-    const tsr_file_kind *kind = tsr_file_kinds;
+    const tsr_file_kind *kind = NULL;
     bool any = true;
     const tsr_host *host = r->checkpoint->host;
     TSR_TRY(tsr_range_load(tsr_whole_file(r->store, file), host, &text, r->err));
@@ -328,8 +331,8 @@ static void list_unread(const recognizer *r, const tsr_reader *reader, const tsr
     for (size_t i = 0; i < files->count; i++) {
         const tsr_str name = name_at(r, items[i].file);
         bool is_listed = items[i].file != r->checkpoint->files[0];
-        for (const tsr_file_kind *of = tsr_file_kinds; of->reader_of; of++)
-            is_listed = is_listed && !(of->index == reader && tsr_str_ends(name, tsr_str_from(of->reported)));
+        for (const tsr_file_kind *const *of = tsr_file_kinds; *of; of++)
+            is_listed = is_listed && !((*of)->index == reader && tsr_str_ends(name, tsr_str_from((*of)->reported)));
         if (!is_listed) continue;
         if (!names->count) place->file = name;
         tsr_shown_names_add(names, name);
@@ -379,7 +382,9 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
         }
         const tsr_file_kind *kind = content.unknown ? tsr_kind_named(name) : content.kind;
         if (kind) sorted.reader = content.unknown ? kind->named : content.reader;
-        list = kind ? &r->files[kind - tsr_file_kinds] : &r->others;
+        list = &r->others;
+        for (size_t c = 0; c < TSR_FILE_KINDS; c++)
+            if (tsr_file_kinds[c] == kind) list = &r->files[c];
     }
     tsr_numbered_file *item = tsr_vec_push(list, r->err);
     if (!item) return TSR_E_NOMEM;
@@ -435,11 +440,11 @@ static tsr_status recognize_directory(recognizer *r, const tsr_reader **reader)
         tsr_numbered_files files = {r->files[last].items, (uint32_t)r->files[last].count};
         const bool alone =
             !has_marked_below(r->store); /* a Trainer's scheduler.pt is next to those of model and optimizer */
-        TSR_TRY(tsr_file_kinds[last].choose(r->checkpoint, &files, alone, reader, r->err));
+        TSR_TRY(tsr_file_kinds[last]->choose(r->checkpoint, &files, alone, reader, r->err));
         if (*reader) return report_unread_ranks(r, name_at(r, files.items[0].file));
         list_files(r, &list, &r->files[last]);
         if (!alone) TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
-        return refuse_several(r, &list, alone ? tsr_file_kinds[last].several : "several checkpoints", "name one of them");
+        return refuse_several(r, &list, alone ? tsr_file_kinds[last]->several : "several checkpoints", "name one of them");
     }
     list_files(r, &list, &r->indexes);
     for (size_t c = 0; c < TSR_FILE_KINDS && !r->indexes.count; c++) list_files(r, &list, &r->files[c]);

@@ -9,26 +9,9 @@
 
 /* ---- format_table.c: every format, in order of precedence ---- */
 
-/* A kind of file that holds tensors. */
-typedef struct tsr_file_kind {
-    /* The reader for a file alone that begins with `head` and has `size` bytes; NULL if it is not of this kind. */
-    const tsr_reader *(*reader_of)(tsr_str head, uint64_t size);
-    const char
-        *ending; /* of names for which `named` is read even if the content is unknown, so that it says what is wrong */
-    const tsr_reader *named; /* or both NULL */
-    const tsr_reader *index; /* for an index of several files */
-    const char *reported;    /* the ending of files that this reader reports itself if its index does not name them */
-    /* What a file is if its tensors are not those of a model, although it is of this kind; or NULL. */
-    tsr_status (*foreign)(tsr_store *store, uint32_t file, const tsr_host *host, const char **foreign, tsr_error *err);
-    /* Chooses the reader, and checkpoint->files, for a directory whose root has `files` of this kind and of no other. It is `alone`
-     * if there is no marked directory below it. Leaves *reader alone if they are several checkpoints; what they are then is in
-     * `several`. */
-    tsr_status (*choose)(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
-                         tsr_error *err);
-    const char *several;
-} tsr_file_kind;
+/* Kinds of files that hold tensors. */
 enum { TSR_FILE_KINDS = 2 };
-extern const tsr_file_kind tsr_file_kinds[]; /* TSR_FILE_KINDS, then one without `reader_of` */
+extern const tsr_file_kind *const tsr_file_kinds[]; /* TSR_FILE_KINDS, then NULL */
 
 /* Formats whose checkpoints are directories. */
 extern const tsr_directory *const tsr_directories[]; /* ends with NULL */

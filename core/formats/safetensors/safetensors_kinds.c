@@ -1,4 +1,4 @@
-/* See safetensors_reader.h. */
+/* Recognizes safetensors files, what several of them in one directory are, and those whose tensors are not those of a model. */
 #include "formats/safetensors/safetensors_reader.h"
 
 #include "base/cursor.h"
@@ -17,7 +17,7 @@
 #define ZIPNN \
     "compressed by ZipNN, which is not supported: the package zipnn decompresses it, or loads it after zipnn_safetensors()"
 
-const tsr_reader *tsr_safetensors_kind(tsr_str head, uint64_t size)
+static const tsr_reader *safetensors_reader_of(tsr_str head, uint64_t size)
 {
     return tsr_safetensors_looks_like(head, size) ? &tsr_reader_safetensors : NULL;
 }
@@ -125,8 +125,9 @@ static tsr_status load_header(tsr_store *store, uint32_t file, uint64_t most, co
     return tsr_range_load((tsr_range){store, file, sizeof length, size < most ? size : most}, host, header, err);
 }
 
-tsr_status tsr_safetensors_foreign(tsr_store *store, uint32_t file, const tsr_host *host, const char **foreign,
-                                   tsr_error *err)
+/* Reads the beginning of a header. */
+static tsr_status safetensors_foreign(tsr_store *store, uint32_t file, const tsr_host *host, const char **foreign,
+                                      tsr_error *err)
 {
     tsr_bytes header;
     cJSON *metadata = NULL;
@@ -162,8 +163,8 @@ static bool are_rank_parts(const tsr_store *store, tsr_numbered_files *files)
     return several;
 }
 
-tsr_status tsr_safetensors_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone,
-                                  const tsr_reader **reader, tsr_error *err)
+static tsr_status safetensors_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone,
+                                     const tsr_reader **reader, tsr_error *err)
 {
     tsr_store *store = checkpoint->store;
     const char *foreign;
@@ -172,7 +173,7 @@ tsr_status tsr_safetensors_choose(tsr_checkpoint *checkpoint, tsr_numbered_files
     *reader = &tsr_reader_safetensors_ranks;
     if (are_rank_parts(store, files)) return tsr_choose_files(checkpoint, files->items, files->count, err);
     const uint32_t first = files->items[0].file;
-    TSR_TRY(tsr_safetensors_foreign(store, first, checkpoint->host, &foreign, err));
+    TSR_TRY(safetensors_foreign(store, first, checkpoint->host, &foreign, err));
     TSR_FAIL_IF(foreign, err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(store->files[first].name), foreign);
     /* The reader checks whether DCP's key is in the right place. */
     TSR_TRY(load_header(store, first, UINT64_MAX, checkpoint->host, &header, err));
@@ -181,3 +182,11 @@ tsr_status tsr_safetensors_choose(tsr_checkpoint *checkpoint, tsr_numbered_files
     *reader = sharded ? &tsr_reader_dcp_safetensors : &tsr_reader_safetensors;
     return tsr_choose_files(checkpoint, files->items, files->count, err);
 }
+
+const tsr_file_kind tsr_file_kind_safetensors = {.reader_of = safetensors_reader_of,
+                                                 .ending = ".safetensors",
+                                                 .named = &tsr_reader_safetensors,
+                                                 .index = &tsr_reader_safetensors_index,
+                                                 .reported = ".safetensors",
+                                                 .foreign = safetensors_foreign,
+                                                 .choose = safetensors_choose};

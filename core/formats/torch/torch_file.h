@@ -94,16 +94,8 @@ typedef struct tsr_torch_item {
 tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
                                tsr_torch_item *out, tsr_error *err);
 
-/* ---- Recognizes torch.save files by their first bytes, and what several of them in one directory are. ---- */
-
 /* The name of the first member of a zip archive that begins with these bytes; empty if it is not a zip archive. */
 tsr_str tsr_first_member(tsr_str head);
-/* The reader for a file of torch.save, of either form, that begins with these bytes; NULL for any other file. */
-const tsr_reader *tsr_torch_kind(tsr_str head, uint64_t size);
-/* Chooses the reader for a directory whose root has these files of torch.save, unless they are several checkpoints. Only in a
- * directory that is `alone`, without checkpoints below it, can they be a single file, or shards without their index. */
-tsr_status tsr_torch_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
-                            tsr_error *err);
 
 /* What loading a torch.save pickle would do beside making data: pickle_verdict.h, and what the known functions would do with
  * the arguments that they are given here. */

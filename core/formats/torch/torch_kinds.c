@@ -1,4 +1,4 @@
-/* See torch_file.h. */
+/* Recognizes torch.save files by their first bytes, and what several of them in one directory are. */
 #include "formats/torch/torch_file.h"
 
 #include "base/cursor.h"
@@ -34,7 +34,7 @@ static bool is_legacy(tsr_str head)
     return head.size >= at + MAGIC && head.data[0] == '\x80' && memcmp(head.data + at, magic, MAGIC) == 0;
 }
 
-const tsr_reader *tsr_torch_kind(tsr_str head, uint64_t size)
+static const tsr_reader *torch_reader_of(tsr_str head, uint64_t size)
 {
     (void)size;
     return is_zip(head) ? &tsr_reader_torch_zip : is_legacy(head) ? &tsr_reader_torch_legacy : NULL;
@@ -88,8 +88,9 @@ static bool are_shards(const tsr_store *store, const tsr_numbered_files *files)
     return true;
 }
 
-tsr_status tsr_torch_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
-                            tsr_error *err)
+/* Only in a directory that is `alone` can files be a single one, or shards without their index. */
+static tsr_status torch_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
+                               tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     if (files->count > 1 && are_ranks(store, files)) *reader = &tsr_reader_torch_ranks;
@@ -97,3 +98,9 @@ tsr_status tsr_torch_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *file
     else if (alone && files->count == 1) *reader = files->items[0].reader;
     return *reader ? tsr_choose_files(checkpoint, files->items, files->count, err) : TSR_OK;
 }
+
+const tsr_file_kind tsr_file_kind_torch = {.reader_of = torch_reader_of,
+                                           .index = &tsr_reader_torch_index,
+                                           .reported = ".bin",
+                                           .choose = torch_choose,
+                                           .several = "several torch.save files that are not one file per rank"};
