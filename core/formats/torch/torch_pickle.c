@@ -660,7 +660,9 @@ static tsr_status emit_tree(emitter *e)
     return TSR_OK;
 }
 
-tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err)
+/* The pickle of the tree, appended to `out`: iterative, every node once (shared nodes stay shared). TSR_E_UNSUPPORTED for
+ * values that cannot be re-emitted (parts of quantized, sparse and other such tensors), naming their class. */
+static tsr_status torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err)
 {
     emitter e = {.tree = tree, .host = host, .frames = tsr_vec_of(host->allocator, sizeof(frame)), .err = err};
     tsr_pickler_open(&e.pickler, 2, host->allocator, out, err);
@@ -677,4 +679,17 @@ bool tsr_torch_is_subclass(const tsr_value *value)
     const tsr_value *parts = value->kind == TSR_VALUE_OBJECT && value->count == 1 ? value->items[0] : NULL;
     const tsr_value *args = parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_WRAPPER_PART)) : NULL;
     return args && args->kind == TSR_VALUE_TUPLE && tsr_value_get(parts, TSR_STR("state"));
+}
+
+tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
+                                  tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(host->allocator, 1);
+    tsr_status status = torch_pickle(tree, host, &text, err);
+    const tsr_str pickle =
+        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){text.items, text.count}, err) : (tsr_str){NULL, 0};
+    tsr_vec_free(&text);
+    if (status != TSR_OK) return status;
+    if (!pickle.data) return TSR_E_NOMEM;
+    return tsr_torch_archive_around(pickle, tree, host, arena, out, err);
 }

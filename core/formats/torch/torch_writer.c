@@ -65,19 +65,6 @@ tsr_status tsr_torch_archive_around(tsr_str pickle, const tsr_torch_tree *tree, 
     return TSR_OK;
 }
 
-tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
-                                  tsr_error *err)
-{
-    tsr_vec text = tsr_vec_of(host->allocator, 1);
-    tsr_status status = tsr_torch_pickle(tree, host, &text, err);
-    const tsr_str pickle =
-        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){text.items, text.count}, err) : (tsr_str){NULL, 0};
-    tsr_vec_free(&text);
-    if (status != TSR_OK) return status;
-    if (!pickle.data) return TSR_E_NOMEM;
-    return tsr_torch_archive_around(pickle, tree, host, arena, out, err);
-}
-
 static tsr_status append_member(const tsr_zip_new_member *member, tsr_str content, tsr_vec *out, tsr_error *err)
 {
     TSR_TRY(tsr_zip_append_header(member, out, err));

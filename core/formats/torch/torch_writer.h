@@ -51,10 +51,6 @@ bool tsr_torch_is_subclass(const tsr_value *value);
 
 void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count);
 
-/* The pickle of the tree, appended to `out`: iterative, every node once (shared nodes stay shared). TSR_E_UNSUPPORTED for
- * values that cannot be re-emitted (parts of quantized, sparse and other such tensors), naming their class. */
-tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, tsr_vec *out, tsr_error *err);
-
 typedef struct tsr_torch_archive {
     tsr_zip_new_member *members;
     size_t member_count;
