@@ -302,7 +302,7 @@ struct tsr_unzstd {
     char dump[DUMP_BYTES];
 };
 
-/* TSR_E_UNSUPPORTED if the host has no zstd. Borrows `host` and the store. Close *out with tsr_unzstd_close. */
+/* TSR_E_UNSUPPORTED if the host has no zstd. Borrows `host` and the store. Close *out with unzstd_close, which accepts NULL. */
 static tsr_status unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err)
 {
     TSR_FAIL_IF(!host->zstd, err, TSR_E_NOT_BUILT, TSR_ZSTD_NOT_BUILT);
@@ -316,7 +316,7 @@ static tsr_status unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **o
     return TSR_OK;
 }
 
-void tsr_unzstd_close(tsr_unzstd *stream)
+static void unzstd_close(tsr_unzstd *stream)
 {
     if (!stream) return;
     if (stream->decoder) stream->host->zstd->end(stream->decoder);
@@ -448,7 +448,7 @@ static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_
     }
     TSR_TRY(unzstd_read(part->stream, view->byte_offset + byte, to, size, err));
     if (byte + size == part->span) { /* decoders are large, and each chunk of a column-sharded tensor has one */
-        tsr_unzstd_close(part->stream);
+        unzstd_close(part->stream);
         part->stream = NULL;
     }
     return TSR_OK;
@@ -614,6 +614,13 @@ uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
         return part->view.zstd ? TSR_NO_POSITION : byte;
     }
     return TSR_NO_POSITION;
+}
+
+void tsr_gather_close(tsr_gather *gather)
+{
+    if (!gather) return;
+    for (size_t i = 0; i < gather->part_count; i++) unzstd_close(gather->parts[i].stream);
+    tsr_arena_free(gather->arena);
 }
 
 tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,

@@ -53,8 +53,6 @@ typedef struct tsr_axis {
 
 typedef struct tsr_unzstd tsr_unzstd;
 
-void tsr_unzstd_close(tsr_unzstd *stream); /* accepts NULL */
-
 /* A located chunk. Offsets, sizes and strides are in elements, and never NULL. */
 typedef struct tsr_located {
     const uint64_t *offsets;

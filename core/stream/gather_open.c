@@ -522,13 +522,6 @@ tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *e
     return closed_on_failure(status, gather, out);
 }
 
-void tsr_gather_close(tsr_gather *gather)
-{
-    if (!gather) return;
-    for (size_t i = 0; i < gather->part_count; i++) tsr_unzstd_close(gather->parts[i].stream);
-    tsr_arena_free(gather->arena);
-}
-
 const tsr_entry *tsr_entry_readable(tsr_checkpoint *checkpoint, tsr_arena *arena, const tsr_entry *entry, tsr_error *err)
 {
     if (tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), entry)) return entry;
