@@ -13,6 +13,20 @@
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 
+/* The files of a DeepSpeed universal checkpoint, as values for torch.save. */
+#define TSR_UNIVERSAL_MARKER "latest_universal"
+
+typedef struct tsr_universal_file {
+    tsr_str name; /* relative to the destination: "TAG/zero/norm.weight/fp32.pt" */
+    const tsr_value *root;
+} tsr_universal_file;
+
+typedef struct tsr_universal {
+    tsr_str tag; /* name of the directory: "global_step100_universal" */
+    tsr_universal_file *files;
+    uint32_t count;
+} tsr_universal;
+
 #define TSR_MODEL_PREFIX "model." /* of the names of weights */
 
 typedef struct tsr_universal_making {
