@@ -316,9 +316,29 @@ static const tsr_ds_sharers *sharers_of(const state *s)
     return &s->weights->segments[s->segment].sharers;
 }
 
+/* The states that rank `rank` of the sharers has for a segment: a DICT, or NULL. */
+static const tsr_value *state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment)
+{
+    const tsr_ds_sharers *sharers = &weights->segments[segment].sharers;
+    const uint32_t group = sharers->group;
+    const tsr_value *base = tsr_ds_base_state(weights->files, sharers->optims[rank]);
+    /* Of an elastic checkpoint. */
+    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, group), TSR_VALUE_DICT);
+    const tsr_value *states = tsr_ds_dict(base, "state");
+    const size_t pairs = tsr_ds_count(states);
+    uint64_t number;
+    /* The states are sorted by group and lack groups without any, so a group's states are at or before its index. */
+    for (size_t i = group < pairs ? group + 1 : pairs; i-- > 0;) {
+        if (!tsr_ds_number(states->items[2 * i], &number)) return NULL;
+        if (number == group) return tsr_ds_kind_or_null(states->items[2 * i + 1], TSR_VALUE_DICT);
+        if (number < group) return NULL;
+    }
+    return NULL;
+}
+
 static const tsr_value *held_by(const state *s, uint32_t rank)
 {
-    const tsr_value *dict = tsr_ds_state_of(s->weights, rank, s->segment);
+    const tsr_value *dict = state_of(s->weights, rank, s->segment);
     return dict ? tsr_value_get(dict, s->key) : NULL;
 }
 
@@ -444,7 +464,7 @@ static tsr_status add_state(const state *s, tsr_ds_rows *rows, tsr_ds_rows *odd,
 static tsr_status add_segment(const tsr_ds_weights *w, uint32_t segment, tsr_ds_rows *rows, tsr_ds_rows *odd, tsr_error *err)
 {
     const tsr_value *dict = NULL;
-    for (uint32_t r = 0; r < w->segments[segment].sharers.world && !dict; r++) dict = tsr_ds_state_of(w, r, segment);
+    for (uint32_t r = 0; r < w->segments[segment].sharers.world && !dict; r++) dict = state_of(w, r, segment);
     for (size_t i = 0; i < tsr_ds_count(dict); i++) {
         const tsr_value *key = dict->items[2 * i];
         if (key->kind != TSR_VALUE_STR) continue;
@@ -599,26 +619,6 @@ static tsr_status ds_join_groups(const tsr_ds_files *files, const tsr_value **gr
     return *groups ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_ds_optim(const tsr_ds_files *files, const tsr_ds_optim_contents *contents, const tsr_value **out,
-                        tsr_error *err)
-{
-    tsr_arena *arena = files->checkpoint->arena;
-    tsr_ds_rows *odd = contents->odd;
-    const tsr_value *rest = contents->rest;
-    const tsr_value *tree = rest ? tsr_value_items(arena, TSR_VALUE_DICT, NULL, 0, err) : NULL;
-    const tsr_value *by_name = tree ? tsr_ds_rows_tree(contents->states, err) : NULL;
-    const tsr_value *by_group = odd && by_name ? tsr_ds_rows_tree(odd, err) : NULL;
-    if (!by_name || (odd && !by_group)) return TSR_E_NOMEM;
-    tree = tsr_ds_with(arena, tree, TSR_STR("state"), by_name->count ? by_name : NULL, err);
-    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), contents->groups, err);
-    if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("group_state"), by_group && by_group->count ? by_group : NULL, err);
-    for (size_t i = 0; tree && i + 1 < rest->count; i += 2)
-        if (rest->items[i]->kind == TSR_VALUE_STR)
-            tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], err);
-    *out = tree;
-    return tree ? TSR_OK : TSR_E_NOMEM;
-}
-
 /* ---- deepspeed ---- */
 
 typedef struct reading {
@@ -698,6 +698,17 @@ static tsr_status read_column(reading *r, uint32_t number)
     return status;
 }
 
+/* The value under "optimizer" in the first model states, or NULL. */
+static const tsr_value *plain_optimizer(const tsr_ds_files *files)
+{
+    for (uint32_t c = 0; c < files->column_count; c++) {
+        const tsr_value *optimizer =
+            files->columns[c].model ? tsr_ds_dict(files->columns[c].model->root, "optimizer") : NULL;
+        if (optimizer) return optimizer;
+    }
+    return NULL;
+}
+
 static tsr_status make_optim(reading *r, const tsr_value **out)
 {
     /* clang-format off */
@@ -707,7 +718,7 @@ static tsr_status make_optim(reading *r, const tsr_value **out)
     /* clang-format on */
     uint32_t count;
     const tsr_ds_file *first = tsr_ds_first(&r->files, TSR_DS_OPTIM, &count);
-    const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : tsr_ds_plain_optimizer(&r->files);
+    const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : plain_optimizer(&r->files);
     tsr_ds_rows_untie(&r->states); /* each parameter gets the step of its group; the copies do not share one tensor */
     tsr_ds_rows_untie(&r->odd);
     const tsr_ds_optim_contents contents = {

@@ -84,9 +84,6 @@ tsr_status tsr_ds_plain_add(const tsr_ds_plain *from, const tsr_value **groups, 
  * show. Fails with TSR_E_NOMEM. */
 tsr_status tsr_ds_plain_fits(const tsr_ds_plain *from, bool *fits, tsr_error *err);
 
-/* The value under "optimizer" in the first model states, or NULL. */
-const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files);
-
 /* A parameter of the optimizer. */
 typedef struct tsr_ds_numbered {
     const tsr_entry *shaped; /* a tensor with its shape, or NULL if the shape is unknown */

@@ -28,16 +28,6 @@ typedef struct tied_name {
     uint32_t candidate;
 } tied_name;
 
-const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files)
-{
-    for (uint32_t c = 0; c < files->column_count; c++) {
-        const tsr_value *optimizer =
-            files->columns[c].model ? tsr_ds_dict(files->columns[c].model->root, "optimizer") : NULL;
-        if (optimizer) return optimizer;
-    }
-    return NULL;
-}
-
 /* ---- candidates ---- */
 
 static bool same_bytes(const tsr_entry *a, const tsr_entry *b)

@@ -1,9 +1,8 @@
 /* See deepspeed_parts.h. */
 #include "formats/deepspeed/deepspeed_parts.h"
 
-#include <string.h>
-
 #include "formats/deepspeed/deepspeed_files.h"
+#include "formats/deepspeed/deepspeed_weights.h"
 #include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
@@ -11,6 +10,8 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
+
+#include <string.h>
 
 enum { RUNS = 4, RUN = 256 }; /* RUNS are compared per weight; RUN is the number of elements in each */
 
@@ -140,7 +141,8 @@ tsr_value *tsr_ds_rest(const tsr_ds_files *files, const tsr_value *dict, const c
     return tsr_value_items(files->checkpoint->arena, TSR_VALUE_DICT, items, count, err);
 }
 
-tsr_value *tsr_ds_with(tsr_arena *arena, const tsr_value *dict, tsr_str key, const tsr_value *value, tsr_error *err)
+/* A DICT with the pairs of another one, followed by one more pair, unless `value` is NULL. NULL if out of memory. */
+static tsr_value *with_pair(tsr_arena *arena, const tsr_value *dict, tsr_str key, const tsr_value *value, tsr_error *err)
 {
     const tsr_value **items = tsr_arena_array(arena, dict->count + 2, sizeof *items, err);
     if (!items) return NULL;
@@ -231,4 +233,24 @@ tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, si
     catalog->mapping_count = flat.mapping_count;
     TSR_TRY(tsr_torch_keep_shared(checkpoint->host, flat.entries, flat.entry_count, storages, err));
     return list_parts(checkpoint, parts, count, err);
+}
+
+tsr_status tsr_ds_optim(const tsr_ds_files *files, const tsr_ds_optim_contents *contents, const tsr_value **out,
+                        tsr_error *err)
+{
+    tsr_arena *arena = files->checkpoint->arena;
+    tsr_ds_rows *odd = contents->odd;
+    const tsr_value *rest = contents->rest;
+    const tsr_value *tree = rest ? tsr_value_items(arena, TSR_VALUE_DICT, NULL, 0, err) : NULL;
+    const tsr_value *by_name = tree ? tsr_ds_rows_tree(contents->states, err) : NULL;
+    const tsr_value *by_group = odd && by_name ? tsr_ds_rows_tree(odd, err) : NULL;
+    if (!by_name || (odd && !by_group)) return TSR_E_NOMEM;
+    tree = with_pair(arena, tree, TSR_STR("state"), by_name->count ? by_name : NULL, err);
+    if (tree) tree = with_pair(arena, tree, TSR_STR("param_groups"), contents->groups, err);
+    if (tree) tree = with_pair(arena, tree, TSR_STR("group_state"), by_group && by_group->count ? by_group : NULL, err);
+    for (size_t i = 0; tree && i + 1 < rest->count; i += 2)
+        if (rest->items[i]->kind == TSR_VALUE_STR)
+            tree = with_pair(arena, tree, rest->items[i]->text, rest->items[i + 1], err);
+    *out = tree;
+    return tree ? TSR_OK : TSR_E_NOMEM;
 }

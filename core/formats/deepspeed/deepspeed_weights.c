@@ -189,25 +189,6 @@ const tsr_value *tsr_ds_base_state(const tsr_ds_files *files, const tsr_ds_file 
     return tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state");
 }
 
-const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment)
-{
-    const tsr_ds_sharers *sharers = &weights->segments[segment].sharers;
-    const uint32_t group = sharers->group;
-    const tsr_value *base = tsr_ds_base_state(weights->files, sharers->optims[rank]);
-    /* Of an elastic checkpoint. */
-    if (base && base->kind == TSR_VALUE_LIST) return tsr_ds_kind_or_null(tsr_ds_item(base, group), TSR_VALUE_DICT);
-    const tsr_value *states = tsr_ds_dict(base, "state");
-    const size_t pairs = tsr_ds_count(states);
-    uint64_t number;
-    /* The states are sorted by group and lack groups without any, so a group's states are at or before its index. */
-    for (size_t i = group < pairs ? group + 1 : pairs; i-- > 0;) {
-        if (!tsr_ds_number(states->items[2 * i], &number)) return NULL;
-        if (number == group) return tsr_ds_kind_or_null(states->items[2 * i + 1], TSR_VALUE_DICT);
-        if (number < group) return NULL;
-    }
-    return NULL;
-}
-
 static const tsr_value *fp32_groups(const tsr_ds_weights *w, const tsr_ds_file *optim)
 {
     return tsr_ds_list(tsr_ds_optimizer(optim),

@@ -166,8 +166,6 @@ tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment,
 tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *ndim, uint64_t *elements,
                         tsr_error *err);
 
-/* The states that rank `rank` of the sharers has for a segment: a DICT, or NULL. */
-const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, uint32_t segment);
 /* The part of an optimizer file that has "state" and "param_groups"; NULL if there is none. */
 const tsr_value *tsr_ds_base_state(const tsr_ds_files *files, const tsr_ds_file *file);
 
