@@ -1,12 +1,12 @@
 /* See deepspeed_files.h. */
 #include "formats/deepspeed/deepspeed_files.h"
 
-#include <stdlib.h>
-
 #include "formats/common/incomplete.h"
 #include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
+
+#include <stdlib.h>
 
 enum { MOST_RANKS = 1 << 16 };
 
@@ -76,6 +76,16 @@ tsr_ds_name tsr_ds_name_of(tsr_str name)
     out.kind = kind_of(rest);
     if (out.is_expert) out.kind = out.kind == TSR_DS_OPTIM ? TSR_DS_EXPERT_OPTIM : TSR_DS_OTHER;
     return out.kind == TSR_DS_OTHER ? (tsr_ds_name){0} : out;
+}
+
+#define BEFORE_NUMBER ".deepspeed_moe.experts.deepspeed_experts."
+
+size_t tsr_ds_expert_prefix(tsr_str name)
+{
+    const tsr_str marker = TSR_STR(BEFORE_NUMBER);
+    for (size_t at = name.size; at-- > 0;)
+        if (tsr_str_starts(tsr_str_after(name, at), marker)) return at + marker.size;
+    return 0;
 }
 
 tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err)

@@ -44,6 +44,10 @@ tsr_ds_name tsr_ds_name_of(tsr_str name);
 /* The inverse: the file name that DeepSpeed uses. The name must have a kind. The data is NULL if out of memory. */
 tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err);
 
+/* The length of a name up to the number of an expert, which follows "layer.deepspeed_moe.experts.deepspeed_experts.". 0 for
+ * other names. */
+size_t tsr_ds_expert_prefix(tsr_str name);
+
 /* A file that could be read. */
 typedef struct tsr_ds_file {
     tsr_ds_name name;
@@ -110,9 +114,6 @@ uint64_t tsr_ds_world_of(const tsr_value *optimizer);
     tsr_checkpoint_is_incomplete((checkpoint), (file), tsr_arena_format((checkpoint)->arena, (err), __VA_ARGS__), (err))
 
 /* Compares how many steps the optimizer files of a DeepSpeed checkpoint count with the number in the model states. */
-
-/* The first step that an optimizer file states, a number or a tensor. NULL if it counts no steps, like SGD's. */
-const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *file);
 
 /* The first "step" in the dictionaries of a LIST, or in those that are the values of a DICT; otherwise NULL. */
 const tsr_value *tsr_ds_step_in(const tsr_value *states);

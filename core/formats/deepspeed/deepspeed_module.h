@@ -49,16 +49,10 @@ tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, cons
 /* Mixtures of experts: each expert's weights are in a separate file, and the optimizer is partitioned by groups of
  * experts. */
 
-/* The length of a name up to the number of an expert, which follows "layer.deepspeed_moe.experts.deepspeed_experts.". 0 for
- * other names. */
-size_t tsr_ds_expert_prefix(tsr_str name);
-
 /* For files with experts: finds out whether their float32 weights and states can be read (`experts_unread`). If not, rejects
  * or reports this, unless a part was requested that does not need them. Also reports missing files of experts. Fails with
  * TSR_E_UNSUPPORTED for the parts model and optim, or with TSR_E_NOMEM. */
 tsr_status tsr_ds_experts_check(tsr_ds_files *files, tsr_error *err);
-/* Adds the stored weights of all experts under their names. */
-tsr_status tsr_ds_experts_add(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err);
 /* Adds the stored weights whose names were not added yet: frozen ones, which have no float32 weights. */
 tsr_status tsr_ds_experts_add_rest(const tsr_ds_files *files, tsr_ds_rows *rows, tsr_error *err);
 
@@ -100,13 +94,13 @@ typedef struct tsr_ds_candidate {
     uint64_t storage; /* identifies its storage among those of all files */
 } tsr_ds_candidate;
 
-/* deepspeed_agree.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for
+/* deepspeed_check.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for
  * parameters with float32 copies that share their shape with others: first the beginning of each tensor, then all of it if
  * the beginnings are equal. */
 tsr_status tsr_ds_match(tsr_checkpoint *checkpoint, tsr_ds_numbered *numbered, uint32_t count, tsr_ds_candidate *candidates,
                         uint32_t candidate_count, tsr_error *err);
 
-/* deepspeed_agree.c: sets *does to whether the first values of a float32 tensor, rounded, are those of a 16-bit weight of the
+/* deepspeed_check.c: sets *does to whether the first values of a float32 tensor, rounded, are those of a 16-bit weight of the
  * same shape. True if they cannot be compared. */
 tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does,
                             tsr_error *err);

@@ -108,10 +108,6 @@ void tsr_ds_rows_close(tsr_ds_rows *rows); /* accepts a zeroed one */
 /* Adds a row. If the row exists and came from the same rank, the new tensor is a copy: two pipeline stages have a tied
  * weight. Tensors of different ranks are listed next to each other (tsr_per_rank). Borrows everything. */
 tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const tsr_value *value, tsr_error *err);
-/* Adds a row without a key whose value is stored in `file`, with a new storage id: each file counts its storages from 1, as
- * does the part `module`. */
-tsr_status tsr_ds_rows_add_stored(tsr_ds_rows *rows, const tsr_ds_files *files, const tsr_ds_file *file, tsr_str name,
-                                  const tsr_value *stored, tsr_error *err);
 /* The value under a name and key, or NULL. */
 const tsr_value *tsr_ds_rows_get(const tsr_ds_rows *rows, tsr_str name, tsr_str key);
 /* Removes the storage ids, because ids of different files are unrelated. */
