@@ -446,6 +446,51 @@ static tsr_status add_tokens(folding *f, const tsr_entry *entry, tsr_str stem)
     return set_tokens(f->m, &f->config, entry, module, fold, f->err);
 }
 
+/* In PEFT, the class of the module decides whether its parameters are [experts, outputs, inputs] or [experts, inputs, outputs].
+ * A bias, which is [experts, outputs], shows it, too. */
+static tsr_status shown_by_bias(const tsr_mapped *m, bool *known, bool *turned, tsr_error *err)
+{
+    const tsr_catalog *catalog = &m->source->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count && !*known; i++) {
+        const tsr_entry *w = &catalog->entries[i];
+        if (w->kind != TSR_ENTRY_TENSOR || w->ndim != 3 || w->shape[1] == w->shape[2]) continue;
+        const tsr_str name = tsr_arena_format(m->own->arena, err, "%.*s_bias", TSR_STR_ARG(w->fqn));
+        const tsr_entry *bias = name.data ? tsr_checkpoint_entry(m->source, name) : NULL;
+        if (!name.data) return TSR_E_NOMEM;
+        if (!bias || bias->kind != TSR_ENTRY_TENSOR || bias->ndim != 2) continue;
+        *turned = bias->shape[1] == w->shape[2];
+        *known = *turned || bias->shape[1] == w->shape[1];
+    }
+    return TSR_OK;
+}
+
+static bool is_square(const tsr_fold *fold)
+{
+    return fold->a && fold->weight->ndim == 3 && fold->experts && fold->rows == fold->columns;
+}
+
+/* Decides for square matrices of experts whether they are transposed. TSR_E_UNSUPPORTED if nothing shows it. */
+static tsr_status turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err)
+{
+    tsr_fold *const *all = folds->items;
+    bool known = false, turned = false;
+    size_t square = 0;
+    while (square < folds->count && !is_square(all[square])) square++;
+    if (square == folds->count) return TSR_OK;
+    for (size_t i = 0; i < folds->count && !known; i++) {
+        known = all[i]->a && all[i]->experts && all[i]->weight->ndim == 3 && !is_square(all[i]);
+        if (known) turned = all[i]->transposed;
+    }
+    if (!known) TSR_TRY(shown_by_bias(m, &known, &turned, err));
+    TSR_FAIL_IF(
+        !known, err, TSR_E_UNSUPPORTED,
+        "the matrices of '%.*s' are square, so nothing shows whether they are transposed; fold this adapter with PEFT",
+        TSR_STR_ARG(all[square]->weight->fqn));
+    for (size_t i = square; i < folds->count; i++)
+        if (is_square(all[i])) all[i]->transposed = turned;
+    return TSR_OK;
+}
+
 /* Completes the folds when all tensors of the adapter are known. */
 static tsr_status complete(folding *f)
 {
@@ -646,7 +691,7 @@ static tsr_status fold_all(folding *f)
     TSR_FAIL_IF(!tsr_checkpoint_catalog(f->adapter)->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     tsr_lora_find_tied(f->m, &f->config, &f->tied);
     TSR_TRY(add_tensors(f));
-    TSR_TRY(tsr_lora_turn_experts(f->m, &f->folds, f->err));
+    TSR_TRY(turn_experts(f->m, &f->folds, f->err));
     TSR_TRY(complete(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
     TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));
@@ -697,6 +742,17 @@ static tsr_status fold_into(tsr_checkpoint *base, folding *f, tsr_checkpoint **o
     return keep_below(tsr_lora_open_saved(folded, loaded, out, err), folded, out);
 }
 
+/* Whether a checkpoint is the state dict of a whole PEFT model: with the names of PEFT's wrapper modules. */
+static bool is_state(const tsr_checkpoint *checkpoint)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        if (tsr_str_contains(catalog->entries[i].fqn, TSR_STR(".base_layer.")) ||
+            tsr_str_contains(catalog->entries[i].fqn, TSR_STR(TSR_LORA_PREFIX)))
+            return true;
+    return false;
+}
+
 tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options,
                          tsr_checkpoint **out, tsr_error *err)
 {
@@ -704,7 +760,7 @@ tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const ts
     tsr_checkpoint *below = NULL;
     *out = NULL;
     TSR_TRY(TSR_OPTIONS_COPY(&f.options, options, tsr_lora_options, err));
-    if (tsr_lora_is_state(base)) TSR_TRY(tsr_lora_open_state(base, &below, err));
+    if (is_state(base)) TSR_TRY(tsr_lora_open_state(base, &below, err));
     const tsr_status status = keep_below(fold_into(below ? below : base, &f, out, err), below, out);
     if (status != TSR_OK && f.options.name.size) tsr_error_context(err, "adapter %.*s", TSR_STR_ARG(f.options.name));
     return status;

@@ -585,16 +585,6 @@ static bool is_added(tsr_str name)
            tsr_str_contains(name, TSR_STR(".modules_to_save."));
 }
 
-bool tsr_lora_is_state(const tsr_checkpoint *checkpoint)
-{
-    const tsr_catalog *catalog = &checkpoint->catalog;
-    for (uint64_t i = 0; i < catalog->entry_count; i++)
-        if (tsr_str_contains(catalog->entries[i].fqn, TSR_STR(".base_layer.")) ||
-            tsr_str_contains(catalog->entries[i].fqn, TSR_STR(TSR_LORA_PREFIX)))
-            return true;
-    return false;
-}
-
 static tsr_status fill_base(tsr_mapped *m, void *ctx, tsr_error *err)
 {
     const tsr_catalog *catalog = &m->source->catalog;

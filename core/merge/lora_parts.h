@@ -120,8 +120,6 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied);
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
 /* lora_config.c: the list target_parameters, or NULL. */
 const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config);
-/* Decides for square matrices of experts whether they are transposed. TSR_E_UNSUPPORTED if nothing shows it. */
-tsr_status tsr_lora_turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                         tsr_error *err);
@@ -196,8 +194,6 @@ tsr_status tsr_lora_open_saved(tsr_checkpoint *folded, tsr_checkpoint *loaded, t
 tsr_status tsr_lora_find_places(tsr_lora_names *names, const tsr_lora_config *config, const tsr_lora_pair *pair,
                                 tsr_str module, tsr_lora_places *out, tsr_error *err);
 
-/* Whether a checkpoint is the state dict of a whole PEFT model: with the names of PEFT's wrapper modules. */
-bool tsr_lora_is_state(const tsr_checkpoint *checkpoint);
 /* Opens such a checkpoint as its base alone, under the base's names. */
 tsr_status tsr_lora_open_state(tsr_checkpoint *state, tsr_checkpoint **out, tsr_error *err);
 
