@@ -5,6 +5,8 @@
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 
+#include <string.h>
+
 /* Empty dicts pass the same filter as entries. A renamed one is dropped, because the other entries' paths do not show where
  * it belongs. */
 static tsr_status wants(const tsr_chosen *chosen, const tsr_mapping *mapping, bool *yes, tsr_error *err)
@@ -92,6 +94,44 @@ static tsr_status add_empty_states(const tsr_chosen *chosen, const tsr_stored_op
     return TSR_OK;
 }
 
+static int64_t id_of(tsr_str key)
+{
+    int64_t id = 0;
+    for (size_t i = 0; i < key.size; i++)
+        if (key.data[i] != '-') id = 10 * id + (key.data[i] - '0');
+    return key.data[0] == '-' ? -id : id;
+}
+
+/* The path with the key in `state` as the int that it is the text of. */
+static tsr_status restore_path(const tsr_entry *entry, const tsr_path_item *key, tsr_arena *arena, const tsr_path_item **out,
+                               tsr_error *err)
+{
+    tsr_path_item *path = tsr_arena_array(arena, entry->path_length, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    memcpy(path, entry->path, entry->path_length * sizeof *path);
+    path[key - entry->path] = (tsr_path_item){.kind = TSR_PATH_INT_KEY, .integer = id_of(key->key)};
+    *out = path;
+    return TSR_OK;
+}
+
+/* The paths that the entries of a DCP had before it made texts of an optimizer's ids: where the key in `state` is the text of
+ * an int that `param_groups` lists, it is that int again. One path per entry of the catalog, NULL where nothing changes; the
+ * array itself is NULL if there is none. `catalog` is the one that was searched. Allocated in `arena`. TSR_E_NOMEM. */
+static tsr_status stored_optimizers_restore_ids(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
+                                                tsr_arena *arena, const tsr_path_item *const **out, tsr_error *err)
+{
+    *out = NULL;
+    const tsr_path_item **paths = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *paths, err);
+    if (!paths) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_path_item *key = tsr_stored_optimizers_id_of(all, catalog, i);
+        if (!key || key->kind != TSR_PATH_KEY || tsr_format_keeps_keys(tsr_entry_format(catalog, i))) continue;
+        TSR_TRY(restore_path(&catalog->entries[i], key, arena, &paths[i], err));
+        *out = paths;
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *values, tsr_arena *arena, const tsr_value **root,
                          tsr_error *err)
 {
@@ -105,7 +145,7 @@ tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *value
     TSR_TRY(tsr_stored_optimizers_find(catalog, host, arena, &optimizers, err));
     tsr_leaf *leaves = tsr_arena_array(arena, (size_t)(chosen->count + mappings) + optimizers.count, sizeof *leaves, err);
     if (!leaves) return TSR_E_NOMEM;
-    TSR_TRY(tsr_stored_optimizers_restore_ids(&optimizers, catalog, arena, &restored, err));
+    TSR_TRY(stored_optimizers_restore_ids(&optimizers, catalog, arena, &restored, err));
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         TSR_TRY(add_mappings(chosen, i, &next, leaves, &count, err));

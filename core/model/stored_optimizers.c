@@ -458,41 +458,6 @@ const tsr_path_item *tsr_stored_optimizers_id_of(const tsr_stored_optimizers *al
     return tsr_str_equal(tsr_path_item_text(item, digits), param->key) ? item : NULL;
 }
 
-static int64_t id_of(tsr_str key)
-{
-    int64_t id = 0;
-    for (size_t i = 0; i < key.size; i++)
-        if (key.data[i] != '-') id = 10 * id + (key.data[i] - '0');
-    return key.data[0] == '-' ? -id : id;
-}
-
-/* The path with the key in `state` as the int that it is the text of. */
-static tsr_status restore_path(const tsr_entry *entry, const tsr_path_item *key, tsr_arena *arena, const tsr_path_item **out,
-                               tsr_error *err)
-{
-    tsr_path_item *path = tsr_arena_array(arena, entry->path_length, sizeof *path, err);
-    if (!path) return TSR_E_NOMEM;
-    memcpy(path, entry->path, entry->path_length * sizeof *path);
-    path[key - entry->path] = (tsr_path_item){.kind = TSR_PATH_INT_KEY, .integer = id_of(key->key)};
-    *out = path;
-    return TSR_OK;
-}
-
-tsr_status tsr_stored_optimizers_restore_ids(const tsr_stored_optimizers *all, const tsr_catalog *catalog, tsr_arena *arena,
-                                             const tsr_path_item *const **out, tsr_error *err)
-{
-    *out = NULL;
-    const tsr_path_item **paths = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *paths, err);
-    if (!paths) return TSR_E_NOMEM;
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_path_item *key = tsr_stored_optimizers_id_of(all, catalog, i);
-        if (!key || key->kind != TSR_PATH_KEY || tsr_format_keeps_keys(tsr_entry_format(catalog, i))) continue;
-        TSR_TRY(restore_path(&catalog->entries[i], key, arena, &paths[i], err));
-        *out = paths;
-    }
-    return TSR_OK;
-}
-
 /* ---- optimizer scalars ---- */
 
 /* Recognizes the state of optimizers by where it is. The name of a value alone, such as "step", decides nothing: models have

@@ -82,12 +82,6 @@ tsr_format tsr_entry_format(const tsr_catalog *catalog, uint64_t entry);
 const tsr_path_item *tsr_stored_optimizers_id_of(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
                                                  uint64_t entry);
 
-/* The paths that the entries of a DCP had before it made texts of an optimizer's ids: where the key in `state` is the text of
- * an int that `param_groups` lists, it is that int again. One path per entry of the catalog, NULL where nothing changes; the
- * array itself is NULL if there is none. `catalog` is the one that was searched. Allocated in `arena`. TSR_E_NOMEM. */
-tsr_status tsr_stored_optimizers_restore_ids(const tsr_stored_optimizers *all, const tsr_catalog *catalog, tsr_arena *arena,
-                                             const tsr_path_item *const **out, tsr_error *err);
-
 /* Which tensors of a catalog are counters and settings of optimizers, such as `step`: casts would round them. Optimizers are
  * found in whatever form: by FQN, by parameter id, flattened, in a list, as a part of a framework's directory.
  *
