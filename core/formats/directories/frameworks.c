@@ -1,117 +1,19 @@
-/* Directories that training loops write, opened by their framework's row: its own files are mounted as parts, and what is missing or
- * left out is reported. The rows, what recognizes the directories, and what only one framework needs. */
+/* The directories of training frameworks: the rows of their parts, what recognizes them, and what only one framework needs. */
+#include "formats/directories/framework.h"
+
 #include "codec/json.h"
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
-#include "formats/parts/mount.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
-/* How the files of a part are read. */
-typedef enum tsr_source_form {
-    TSR_SOURCE_FILE,   /* a file, or an index */
-    TSR_SOURCE_DCP,    /* a directory */
-    TSR_SOURCE_NAMED,  /* a directory; the names in the first one begin with the part's name already */
-    TSR_SOURCE_ROOT,   /* the DCP whose .metadata this is; its names are those of the whole checkpoint */
-    TSR_SOURCE_EACH,   /* a part of its own for every number, "PART_N" */
-    TSR_SOURCE_RANKS,  /* one part; what rank N has is below "rank_N" */
-    TSR_SOURCE_JOINED, /* one part: the files of all ranks are one checkpoint */
-    TSR_SOURCE_JSON,   /* documents without tensors */
-    TSR_SOURCE_PICKLE
-} tsr_source_form;
+#include <string.h>
 
-/* In a pattern, '*' is a number. '#' and '~' are the number of a part that there may be several of: for the first one, '#' is 0, and
- * '~' is nothing; for the others, '~' is "_N". */
-typedef struct tsr_source {
-    tsr_source_form form;
-    const char *pattern;
-} tsr_source;
+static const tsr_place nowhere = {{NULL, 0}, TSR_NO_POSITION, {NULL, 0}};
 
-/* A part of a framework's directory. It is optional, as far as no other field says that it is required. */
-typedef struct tsr_part_row {
-    const char *part;    /* its name; the next ones are called "PART_1", … if a pattern has '#' or '~' */
-    tsr_source from[12]; /* the first that is there counts; ends without a pattern */
-    /* A name to ask a server for that cannot list its files: the next one of the part, if none was found; for TSR_SOURCE_EACH, the file
-     * that the others are counted after, so that they are only asked for if it is there. */
-    const char *next;
-    /* Mounts what no source can describe; and then there are none. */
-    tsr_status (*mounts)(tsr_checkpoint *checkpoint, tsr_error *err);
-} tsr_part_row;
-
-/* Names to ask a server for: if one of `with` is there (NULL: always), and none of `without`. All lists end with NULL. */
-typedef struct tsr_implied_row {
-    const char *const *with, *const *without, *const *names;
-} tsr_implied_row;
-
-/* A file without which a save is not complete if it has another one, and why. */
-typedef struct tsr_needed_file {
-    const char *file, *with, *because;
-} tsr_needed_file;
-
-typedef struct tsr_framework {
-    tsr_format format;
-    const tsr_implied_row *implied; /* ends without names; or NULL */
-    const tsr_needed_file *needs;   /* ends without a file; or NULL */
-    const char *unfinished;         /* the file that is there until a save is complete; or NULL */
-    const tsr_part_row *parts[2];   /* in this order; each ends with a row of nothing; the second may be NULL */
-    /* What is reported if it looks like a checkpoint and is not among the parts. */
-    enum { TSR_LEFT_IGNORED, TSR_LEFT_FILES, TSR_LEFT_ALL } left;
-} tsr_framework;
-
-/* For functions of rows: */
-
-/* Reports files that are missing for ranks below `ranks`; their names are BEFORE, the rank, and AFTER. */
-typedef struct tsr_ranks_check {
-    tsr_str before, after;
-    uint64_t ranks;
-    bool by_rank; /* the message counts ranks, instead of files */
-    bool placed;  /* the finding names the first missing file as its place */
-    bool implies; /* a server is asked for them */
-} tsr_ranks_check;
-
-/* ---- directories ---- */
-
-/* Opens the directory of a training framework by the framework's row: mounts its parts, and reports what is missing and what is left
- * out. */
-
-enum { MOST_RANKS = 1 << 20, MOST_NUMBERED = 1024 };
-
-typedef struct mounting {
-    tsr_checkpoint *checkpoint;
-    bool in_directories; /* a part was found in a directory, so the next ones are asked for there */
-    tsr_error *err;
-} mounting;
-
-/* ---- patterns ---- */
-
-/* The name that a pattern stands for, for the part with this number; '*' stays. {NULL, 0} without memory. */
-static tsr_str name_for(const mounting *m, const char *pattern, unsigned number)
-{
-    const size_t head = strcspn(pattern, "#~");
-    if (!pattern[head]) return tsr_str_from(pattern);
-    if (!number)
-        return tsr_arena_format(m->checkpoint->arena, m->err, "%.*s%s%s", (int)head, pattern,
-                                pattern[head] == '#' ? "0" : "", pattern + head + 1);
-    return tsr_arena_format(m->checkpoint->arena, m->err, "%.*s%s%u%s", (int)head, pattern, pattern[head] == '#' ? "" : "_",
-                            number, pattern + head + 1);
-}
-
-static bool is_repeated(const char *pattern)
-{
-    return pattern[strcspn(pattern, "#~")];
-}
-
-/* The texts before and after the number in a name with '*'. */
-static void split(tsr_str name, tsr_str *before, tsr_str *after)
-{
-    const char *star = memchr(name.data, '*', name.size);
-    *before = (tsr_str){name.data, (size_t)(star - name.data)};
-    *after = (tsr_str){star + 1, name.size - before->size - 1};
-}
-
-/* ---- ranks ---- */
+/* ---- what the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer ---- */
 
 /* The rank that a file of accelerate belongs to by its name, "pytorch_model_fsdp_rank1.bin" or "optimizer_0_rank1.bin"; otherwise
  * TSR_NO_NUMBER. */
@@ -126,305 +28,15 @@ static uint64_t accelerate_rank_of(tsr_str name)
     return TSR_NO_NUMBER;
 }
 
-/* One more than the highest rank that any file of the directory belongs to. All files that are one per rank show how many ranks
- * there were. */
-static uint64_t count_ranks(const tsr_store *store)
+/* For their rows. */
+static uint64_t rank_of(tsr_str name)
 {
-    uint64_t count = 0;
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        const tsr_str name = store->files[f].name;
-        const uint64_t ranks[] = {tsr_number_in(name, TSR_STR("random_states_"), TSR_STR(".pkl")),
-                                  tsr_number_in(name, TSR_STR("rng_state_"), TSR_STR(".pth")), accelerate_rank_of(name)};
-        for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
-            if (ranks[i] < MOST_RANKS && ranks[i] >= count) count = ranks[i] + 1;
-    }
-    return count;
+    const uint64_t of_states = tsr_number_in(name, TSR_STR("random_states_"), TSR_STR(".pkl")),
+                   of_trainer_rng = tsr_number_in(name, TSR_STR("rng_state_"), TSR_STR(".pth"));
+    return of_states != TSR_NO_NUMBER        ? of_states
+           : of_trainer_rng != TSR_NO_NUMBER ? of_trainer_rng
+                                             : accelerate_rank_of(name);
 }
-
-static tsr_status check_ranks(tsr_checkpoint *checkpoint, const tsr_numbered_files *files, const tsr_ranks_check *check,
-                              tsr_error *err)
-{
-    tsr_shown_names names = {.used = 0};
-    tsr_str first = {NULL, 0};
-    uint64_t missing = check->ranks;
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < files->count; i++)
-        missing -= files->items[i].number < check->ranks && (i == 0 || files->items[i].number != files->items[i - 1].number);
-    if (!missing) return TSR_OK;
-    for (uint64_t rank = 0; rank < check->ranks && (check->implies || names.count < TSR_NAMES_SHOWN); rank++) {
-        while (at < files->count && files->items[at].number < rank) at++;
-        if (at < files->count && files->items[at].number == rank) continue;
-        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%.*s%llu%.*s", TSR_STR_ARG(check->before),
-                                              (unsigned long long)rank, TSR_STR_ARG(check->after));
-        if (!name.data) return TSR_E_NOMEM;
-        if (!first.data) first = name;
-        if (check->implies) TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
-        if (names.count < TSR_NAMES_SHOWN) tsr_shown_names_add(&names, name);
-    }
-    names.count = missing;
-    if (!check->placed) first = (tsr_str){NULL, 0};
-    if (!check->by_rank) return tsr_report_missing_files(checkpoint, first, &names, check->ranks, err);
-    const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err,
-        "the files of %llu of %llu ranks are missing: %s%s; copy them from where the checkpoint was written",
-        (unsigned long long)missing, (unsigned long long)check->ranks, names.text, tsr_shown_names_rest(&names));
-    return message.data ? tsr_checkpoint_is_incomplete(checkpoint, first, message, err) : TSR_E_NOMEM;
-}
-
-/* Begins the part `name`, and mounts the files of all ranks as one checkpoint, or each below "rank_N". */
-static tsr_status mount_ranks(tsr_checkpoint *checkpoint, tsr_str name, tsr_source_form form,
-                              const tsr_numbered_files *ranks, tsr_error *err)
-{
-    TSR_TRY(tsr_part_begin(checkpoint, name, false, err));
-    if (form == TSR_SOURCE_JOINED) {
-        uint32_t *numbers = tsr_arena_array(checkpoint->arena, ranks->count, sizeof *numbers, err);
-        if (!numbers) return TSR_E_NOMEM;
-        for (uint32_t i = 0; i < ranks->count; i++) numbers[i] = ranks->items[i].file;
-        const tsr_form joined = {&tsr_reader_torch_ranks, numbers, ranks->count};
-        const bool one = ranks->count == 1;
-        const tsr_mount_place place = {.file = one ? numbers[0] : TSR_NO_FILE, .form = one ? NULL : &joined};
-        return tsr_part_mount(checkpoint, &place, err);
-    }
-    for (uint32_t i = 0; i < ranks->count; i++) {
-        const tsr_str below =
-            tsr_arena_format(checkpoint->arena, err, "rank_%llu", (unsigned long long)ranks->items[i].number);
-        if (!below.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_part_mount(checkpoint, &(tsr_mount_place){.below = below, .file = ranks->items[i].file}, err));
-    }
-    return TSR_OK;
-}
-
-/* ---- parts ---- */
-
-static tsr_status mount_file(const mounting *m, tsr_str part, uint32_t file)
-{
-    TSR_TRY(tsr_part_begin(m->checkpoint, part, false, m->err));
-    return tsr_part_mount(m->checkpoint, &(tsr_mount_place){.file = file}, m->err);
-}
-
-static tsr_status mount_root(const mounting *m, tsr_str part, uint32_t file)
-{
-    uint32_t *metadata = TSR_ARENA_NEW(m->checkpoint->arena, uint32_t, m->err);
-    if (!metadata) return TSR_E_NOMEM;
-    *metadata = file;
-    const tsr_form form = {&tsr_reader_dcp, metadata, 1};
-    TSR_TRY(tsr_part_begin(m->checkpoint, part, true, m->err));
-    return tsr_part_mount(m->checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .form = &form}, m->err);
-}
-
-/* Mounts the files of a pattern with '*'. */
-static tsr_status mount_numbered(const mounting *m, tsr_source_form form, tsr_str name, tsr_str part, bool *found)
-{
-    tsr_checkpoint *checkpoint = m->checkpoint;
-    tsr_numbered_files files;
-    tsr_ranks_check check = {.by_rank = true, .placed = true};
-    split(name, &check.before, &check.after);
-    TSR_TRY(tsr_list_numbered(checkpoint, check.before, check.after, &files, m->err));
-    *found = files.count > 0;
-    if (!*found) return TSR_OK;
-    if (form != TSR_SOURCE_EACH) {
-        TSR_TRY(mount_ranks(checkpoint, part, form, &files, m->err));
-        check.ranks = count_ranks(checkpoint->store);
-        return ((const tsr_mounts *)checkpoint->state)->skipped ? TSR_OK : check_ranks(checkpoint, &files, &check, m->err);
-    }
-    for (uint32_t i = 0; i < files.count; i++) {
-        const tsr_str own = tsr_arena_format(checkpoint->arena, m->err, "%.*s_%llu", TSR_STR_ARG(part),
-                                             (unsigned long long)files.items[i].number);
-        if (!own.data) return TSR_E_NOMEM;
-        TSR_TRY(mount_file(m, own, files.items[i].file));
-    }
-    return TSR_OK;
-}
-
-/* Whether there are files below a directory of the root. */
-static bool has_directory(const tsr_store *store, const char *name)
-{
-    const tsr_str wanted = tsr_str_from(name);
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        const tsr_str file = store->files[f].name;
-        if (file.size > wanted.size && file.data[wanted.size] == '/' && tsr_str_starts(file, wanted)) return true;
-    }
-    return false;
-}
-
-/* Mounts the part with this number from one of its sources, if that is there. */
-static tsr_status mount_source(mounting *m, const tsr_source *from, unsigned number, tsr_str part, bool *found)
-{
-    tsr_checkpoint *checkpoint = m->checkpoint;
-    const tsr_str name = name_for(m, from->pattern, number);
-    *found = false;
-    if (!name.data) return TSR_E_NOMEM;
-    if (from->form == TSR_SOURCE_DCP || from->form == TSR_SOURCE_NAMED) {
-        *found = has_directory(checkpoint->store, name.data);
-        if (!*found) return TSR_OK;
-        m->in_directories = true;
-        TSR_TRY(tsr_part_begin(checkpoint, part, from->form == TSR_SOURCE_NAMED && !number, m->err));
-        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = name}, m->err);
-    }
-    if (from->form == TSR_SOURCE_EACH || from->form == TSR_SOURCE_RANKS || from->form == TSR_SOURCE_JOINED)
-        return mount_numbered(m, from->form, name, part, found);
-    const uint32_t file = tsr_store_find(checkpoint->store, name);
-    *found = file != TSR_NO_FILE;
-    if (!*found) return TSR_OK;
-    if (from->form == TSR_SOURCE_FILE) return mount_file(m, part, file);
-    if (from->form == TSR_SOURCE_ROOT) return mount_root(m, part, file);
-    TSR_TRY(tsr_part_begin(checkpoint, part, false, m->err));
-    return tsr_part_mount_value(checkpoint, file, from->form == TSR_SOURCE_JSON ? TSR_FORMAT_JSON : TSR_FORMAT_PICKLE,
-                                m->err);
-}
-
-static tsr_status imply_name(const mounting *m, tsr_str name)
-{
-    return name.data ? tsr_checkpoint_implies(m->checkpoint, name, m->err) : TSR_E_NOMEM;
-}
-
-/* Records further numbers of files that are there: after a first one without a number, the next one. Otherwise as many as there are
- * files, so the files of many ranks are found in a few rounds, each of which doubles their number. */
-static tsr_status imply_numbers(const mounting *m, const tsr_part_row *row, const tsr_source *from)
-{
-    tsr_str before, after;
-    tsr_numbered_files files;
-    split(tsr_str_from(from->pattern), &before, &after);
-    TSR_TRY(tsr_list_numbered(m->checkpoint, before, after, &files, m->err));
-    const uint64_t last = files.count ? files.items[files.count - 1].number : 0;
-    uint64_t next = files.count, end = 2 * next;
-    if (row->next) {
-        if (!tsr_has_file(m->checkpoint->store, row->next)) return TSR_OK;
-        next = last + 1;
-        end = next + 1;
-    } else if (last >= files.count) {
-        return TSR_OK;
-    }
-    for (; next < end; next++)
-        TSR_TRY(imply_name(m, tsr_arena_format(m->checkpoint->arena, m->err, "%.*s%llu%.*s", TSR_STR_ARG(before),
-                                               (unsigned long long)next, TSR_STR_ARG(after))));
-    return TSR_OK;
-}
-
-/* Mounts a part and those that are numbered after it, and records the name of the first that was not found. */
-static tsr_status mount_row(mounting *m, const tsr_part_row *row)
-{
-    const char *next = row->next;
-    bool repeated = false, found = true;
-    unsigned number = 0;
-    if (row->mounts) return row->mounts(m->checkpoint, m->err);
-    for (const tsr_source *from = row->from; from->pattern; from++) {
-        repeated = repeated || is_repeated(from->pattern);
-        if (from->form == TSR_SOURCE_RANKS || from->form == TSR_SOURCE_EACH) TSR_TRY(imply_numbers(m, row, from));
-    }
-    for (; found && number < MOST_NUMBERED && (repeated || number == 0); number++) {
-        const tsr_str part =
-            number ? tsr_arena_format(m->checkpoint->arena, m->err, "%s_%u", row->part, number) : tsr_str_from(row->part);
-        if (!part.data) return TSR_E_NOMEM;
-        found = false;
-        for (const tsr_source *from = row->from; from->pattern && !found; from++) {
-            if (number && !is_repeated(from->pattern)) continue;
-            TSR_TRY(mount_source(m, from, number, part, &found));
-            if (found && from->form == TSR_SOURCE_FILE) next = from->pattern;
-        }
-    }
-    if (!repeated || found) return TSR_OK;
-    if (!m->in_directories) return next ? imply_name(m, name_for(m, next, number - 1)) : TSR_OK;
-    const tsr_str directory = name_for(m, row->from[0].pattern, number - 1);
-    if (!directory.data) return TSR_E_NOMEM;
-    return imply_name(m, tsr_arena_format(m->checkpoint->arena, m->err, "%.*s/.metadata", TSR_STR_ARG(directory)));
-}
-
-/* ---- what is left out ---- */
-
-static bool is_checkpoint_file(tsr_str path)
-{
-    static const char *const endings[] = {".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".distcp", ".index.json"};
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (tsr_str_ends(path, tsr_str_from(endings[i]))) return true;
-    return false;
-}
-
-/* The directory of a path, up to and including the first slash; empty for a file of the root. */
-static tsr_str directory_of(tsr_str path)
-{
-    const char *slash = memchr(path.data, '/', path.size);
-    return (tsr_str){path.data, slash ? (size_t)(slash + 1 - path.data) : 0};
-}
-
-/* Reports what looks like a checkpoint and was not mounted, unless a part was requested: files of the root, and unless `only_files`
- * directories of which no file is in use. */
-static tsr_status report_left(tsr_checkpoint *checkpoint, bool only_files, tsr_error *err)
-{
-    const tsr_mounts *mounts = checkpoint->state;
-    const tsr_store *store = checkpoint->store;
-    const uint32_t *files = mounts->files.items;
-    tsr_shown_names names = {.used = 0};
-    /* What DeepSpeed's "latest" names is reported already. */
-    if (checkpoint->options.part.data || tsr_has_file(store, "latest")) return TSR_OK;
-    bool *used = tsr_arena_array(checkpoint->arena, store->file_count, sizeof *used, err);
-    if (!used) return TSR_E_NOMEM;
-    memset(used, 0, store->file_count * sizeof *used);
-    for (size_t i = 0; i < mounts->files.count; i++) used[files[i]] = true;
-    for (uint32_t f = 0, end; f < store->file_count; f = end) {
-        const tsr_str directory = directory_of(store->files[f].name);
-        bool in_use = used[f], is_checkpoint = is_checkpoint_file(store->files[f].name);
-        for (end = f + 1; directory.size && end < store->file_count && tsr_str_starts(store->files[end].name, directory);
-             end++) {
-            in_use = in_use || used[end];
-            is_checkpoint = is_checkpoint || is_checkpoint_file(store->files[end].name);
-        }
-        if (is_checkpoint && !in_use && !(only_files && directory.size))
-            tsr_shown_names_add(&names, directory.size ? directory : store->files[f].name);
-    }
-    if (!names.count) return TSR_OK;
-    return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, err,
-                           "%s%s %s not among the parts; open %s by its path", names.text, tsr_shown_names_rest(&names),
-                           names.count == 1 ? "is" : "are", names.count == 1 ? "it" : "each of them");
-}
-
-/* ---- the whole directory ---- */
-
-static tsr_status check_complete(tsr_checkpoint *checkpoint, const tsr_framework *of, tsr_error *err)
-{
-    const tsr_store *store = checkpoint->store;
-    for (const tsr_needed_file *needed = of->needs; needed && needed->file; needed++)
-        if (tsr_has_file(store, needed->with) && !tsr_has_file(store, needed->file))
-            TSR_TRY(
-                tsr_checkpoint_is_incomplete(checkpoint, tsr_str_from(needed->file), tsr_str_from(needed->because), err));
-    if (!of->unfinished || !tsr_has_file(store, of->unfinished)) return TSR_OK;
-    const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err,
-        "'%s' is there, which the framework removes once a save is complete: the save was interrupted", of->unfinished);
-    return tsr_checkpoint_is_incomplete(checkpoint, tsr_str_from(of->unfinished), message, err);
-}
-
-/* Mounts the parts of a framework's directory by its row (tsr_mounts_fill). */
-static tsr_status framework_mount(tsr_checkpoint *checkpoint, const tsr_framework *of, tsr_error *err)
-{
-    mounting m = {.checkpoint = checkpoint, .err = err};
-    for (const tsr_implied_row *row = of->implied; row && row->names; row++) {
-        const bool with = !row->with || tsr_has_any(checkpoint->store, row->with),
-                   without = row->without && tsr_has_any(checkpoint->store, row->without);
-        for (const char *const *name = row->names; *name && with && !without; name++)
-            TSR_TRY(tsr_checkpoint_implies(checkpoint, tsr_str_from(*name), err));
-    }
-    for (size_t i = 0; i < 2; i++)
-        for (const tsr_part_row *row = of->parts[i]; row && (row->part || row->mounts); row++) TSR_TRY(mount_row(&m, row));
-    if (of->left) TSR_TRY(report_left(checkpoint, of->left == TSR_LEFT_FILES, err));
-    return check_complete(checkpoint, of, err);
-}
-
-/* ---- frameworks ---- */
-
-static tsr_status open_framework(tsr_checkpoint *checkpoint, tsr_error *err);
-#define READER(name, id) \
-    extern const tsr_reader name; \
-    const tsr_reader name = {.format = id, .is_rare = true, .open = open_framework, TSR_MOUNTS_READER}
-
-/* The names that the Trainer's model may have, either as a file or as an index. */
-#define MODELS \
-    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json", \
-        "adapter_model.safetensors", "adapter_model.bin"
-
-static const tsr_place nowhere = {{NULL, 0}, TSR_NO_POSITION, {NULL, 0}};
-
-/* ---- what the Trainer of transformers, and accelerate's save_state, write next to a model and an optimizer ---- */
 
 static const char *const of_engine[] = {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
 
@@ -449,7 +61,7 @@ static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_str directory;
     TSR_TRY(read_latest(checkpoint, &directory, err));
-    const bool is_there = directory.size && has_directory(checkpoint->store, directory.data);
+    const bool is_there = directory.size && tsr_has_directory(checkpoint->store, directory);
     if (!is_there || checkpoint->options.part.size) return TSR_OK;
     return tsr_finding_add(
         checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
@@ -510,14 +122,13 @@ static const tsr_needed_file trainer_needs[] = {
  * transformers/trainer.py, trainer_utils.py ---- */
 
 /* A model, and then either file: the final model that save_model writes has training_args.bin, but no training state. */
-static const char *const trainer_files[] = {MODELS, NULL, "trainer_state.json", "training_args.bin", NULL, NULL};
-READER(tsr_reader_trainer, TSR_FORMAT_HF_TRAINER);
+static const char *const trainer_files[] = {TSR_MODEL_NAMES, NULL, "trainer_state.json", "training_args.bin", NULL, NULL};
 
 /* from_pretrained, and the Trainer when it resumes, read these documents before any weights. Whether one must be there cannot be
  * seen: a Trainer of a plain nn.Module writes no config.json. */
 static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    static const char *const models[] = {MODELS, NULL}, *const configs[] = {"config.json", "adapter_config.json"};
+    static const char *const models[] = {TSR_MODEL_NAMES, NULL}, *const configs[] = {"config.json", "adapter_config.json"};
     const tsr_store *store = checkpoint->store;
     if (checkpoint->options.purpose != TSR_FOR_FINDINGS || store->primary != TSR_NO_FILE || !tsr_has_any(store, models))
         return TSR_OK;
@@ -532,23 +143,10 @@ static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
     return TSR_OK;
 }
 
-const tsr_directory tsr_directory_trainer = {
-    .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = check_configs};
-
-#ifndef TSR_SMALL
-static tsr_status mount_trained_modules(tsr_checkpoint *checkpoint, tsr_error *err);
-#endif
-
 static const tsr_part_row trainer_parts[] = {
-    {.part = "model",
-     .from = {{TSR_SOURCE_FILE, "model.safetensors"},
-              {TSR_SOURCE_FILE, "model.safetensors.index.json"},
-              {TSR_SOURCE_FILE, "pytorch_model.bin"},
-              {TSR_SOURCE_FILE, "pytorch_model.bin.index.json"},
-              {TSR_SOURCE_FILE, "adapter_model.safetensors"},
-              {TSR_SOURCE_FILE, "adapter_model.bin"}}},
+    {.part = "model", .from = {TSR_MODEL_SOURCES}},
 #ifndef TSR_SMALL
-    {.mounts = mount_trained_modules},
+    {.mounts = tsr_trained_modules_mount},
 #endif
     {.part = "optimizer",
      .from = {{TSR_SOURCE_FILE, "optimizer.pt"},
@@ -591,7 +189,8 @@ static tsr_status is_fsdp(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     (void)err;
-    *is = has_directory(store, "pytorch_model_fsdp_0") || (!tsr_has_any(store, trainer_files) && has_fsdp_files(store));
+    *is = tsr_has_directory(store, TSR_STR("pytorch_model_fsdp_0")) ||
+          (!tsr_has_any(store, trainer_files) && has_fsdp_files(store));
     return TSR_OK;
 }
 
@@ -624,13 +223,7 @@ static tsr_status check_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 /* A program may have accelerate save its models in another way, so an optimizer is enough. */
-static const char *const accelerate_files[] = {"random_states_*.pkl", NULL, MODELS, "optimizer.bin", NULL, NULL};
-READER(tsr_reader_accelerate_fsdp, TSR_FORMAT_ACCELERATE_FSDP);
-READER(tsr_reader_accelerate, TSR_FORMAT_ACCELERATE);
-const tsr_directory tsr_directory_accelerate_fsdp = {
-    .reader = &tsr_reader_accelerate_fsdp, .recognizes = is_fsdp, .has_no_marker = true, .checks = check_accelerate};
-const tsr_directory tsr_directory_accelerate = {
-    .reader = &tsr_reader_accelerate, .requires = accelerate_files, .has_no_marker = true};
+static const char *const accelerate_files[] = {"random_states_*.pkl", NULL, TSR_MODEL_NAMES, "optimizer.bin", NULL, NULL};
 
 /* The first model and the first optimizer have no number. A program may have accelerate save its models in another way, but then all of
  * them. */
@@ -685,6 +278,12 @@ static const tsr_part_row accelerate_parts[] = {
     {.part = NULL},
 };
 
+/* The directories may be checkpoints of earlier steps. */
+TSR_FRAMEWORK(trainer, TSR_FORMAT_HF_TRAINER, .implied = trainer_implied, .needs = trainer_needs,
+              .parts = {trainer_parts, training_state}, .rank_of = rank_of, .left = TSR_LEFT_FILES);
+const tsr_directory tsr_directory_trainer = {
+    .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = check_configs};
+
 /* A server is asked for random_states_0.pkl together with the first files. It shows that accelerate wrote the directory. */
 static const char *const first_states[] = {"random_states_0.pkl", NULL};
 static const char *const of_accelerate[] = {
@@ -697,6 +296,44 @@ static const tsr_implied_row accelerate_implied[] = {{first_states, NULL, of_acc
                                                      {NULL, first_states, of_trainer},
                                                      {of_trainer, first_states, with_trainer},
                                                      {NULL, NULL, NULL}};
+
+TSR_FRAMEWORK(accelerate_fsdp, TSR_FORMAT_ACCELERATE_FSDP, .implied = accelerate_implied, .needs = trainer_needs,
+              .parts = {accelerate_parts, training_state}, .rank_of = rank_of, .left = TSR_LEFT_ALL);
+const tsr_directory tsr_directory_accelerate_fsdp = {
+    .reader = &tsr_reader_accelerate_fsdp, .recognizes = is_fsdp, .has_no_marker = true, .checks = check_accelerate};
+TSR_FRAMEWORK(accelerate, TSR_FORMAT_ACCELERATE, .implied = accelerate_implied, .needs = trainer_needs,
+              .parts = {accelerate_parts, training_state}, .rank_of = rank_of, .left = TSR_LEFT_ALL);
+const tsr_directory tsr_directory_accelerate = {
+    .reader = &tsr_reader_accelerate, .requires = accelerate_files, .has_no_marker = true};
+
+/* Whether `directory` is what the pattern "HEAD#" stands for, for the part of the row that is called `part`. */
+static bool is_directory_of(const tsr_part_row *row, const char *pattern, tsr_str directory, tsr_str part)
+{
+    const tsr_str head = {pattern, strcspn(pattern, "#")}, name = tsr_str_from(row->part);
+    if (!tsr_str_starts(directory, head) || !tsr_str_starts(part, name)) return false;
+    const tsr_str tail = {directory.data + head.size, directory.size - head.size},
+                  number = {part.data + name.size, part.size - name.size};
+    if (!number.size) return tsr_str_equal(tail, TSR_STR("0"));
+    return number.data[0] == '_' && !tsr_str_equal(number, TSR_STR("_0")) && tsr_str_equal(tail, tsr_str_after(number, 1));
+}
+
+tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out, tsr_error *err)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        *out = store->files[f].name;
+        const char *slash = memchr(out->data, '/', out->size);
+        if (!slash) continue;
+        out->size = (size_t)(slash - out->data);
+        for (const tsr_part_row *row = accelerate_parts; row->part || row->mounts; row++)
+            for (const tsr_source *from = row->from; from->pattern; from++)
+                if (from->form == TSR_SOURCE_NAMED && is_directory_of(row, from->pattern, *out, part)) return TSR_OK;
+    }
+    return tsr_fail(
+        err, TSR_E_NOT_FOUND,
+        "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
+        "of accelerate (model, model_N, optimizer, optimizer_N)",
+        TSR_STR_ARG(part));
+}
 
 /* ---- Lightning's distributed checkpoints (ModelParallelStrategy, FSDP with sharded state dicts): a DCP, and meta.pt with everything
  * that is not a tensor, which is written last. Source of the names: lightning/fabric/strategies/model_parallel.py, fsdp.py ---- */
@@ -731,15 +368,15 @@ static tsr_status check_lightning(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 static const char *const lightning_files[] = {".metadata", NULL, "meta.pt", NULL, NULL};
-READER(tsr_reader_lightning, TSR_FORMAT_LIGHTNING_DIST);
-const tsr_directory tsr_directory_lightning = {
-    .reader = &tsr_reader_lightning, .requires = lightning_files, .checks = check_lightning};
 
 static const tsr_part_row lightning_parts[] = {
     {.part = "", .from = {{TSR_SOURCE_ROOT, ".metadata"}}},
     {.part = "meta", .from = {{TSR_SOURCE_FILE, "meta.pt"}}},
     {.part = NULL},
 };
+TSR_FRAMEWORK(lightning, TSR_FORMAT_LIGHTNING_DIST, .parts = {lightning_parts});
+const tsr_directory tsr_directory_lightning = {
+    .reader = &tsr_reader_lightning, .requires = lightning_files, .checks = check_lightning};
 
 /* ---- verl's FSDP checkpoints: model, optimizer and other state, each as one torch.save file per rank. The name of every file states
  * the number of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py ---- */
@@ -786,27 +423,12 @@ static uint32_t find_stranger(const tsr_store *store, const kind *k, uint64_t wo
     return TSR_NO_FILE;
 }
 
-/* Parses a document. *out is NULL if it is not there, or is not JSON. */
-static tsr_status read_document(tsr_checkpoint *checkpoint, tsr_str name, cJSON **out, tsr_error *err)
-{
-    const uint32_t file = tsr_store_find(checkpoint->store, name);
-    tsr_bytes text;
-    tsr_error why = {0};
-    *out = NULL;
-    if (file == TSR_NO_FILE) return TSR_OK;
-    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
-    const tsr_status status = tsr_json_parse(text.data, checkpoint->host, out, &why);
-    tsr_bytes_free(&text);
-    if (status != TSR_OK) *out = NULL;
-    return status == TSR_E_NOMEM ? tsr_raise_again(err, status, &why) : TSR_OK;
-}
-
 /* Sets *world to the number of ranks in fsdp_config.json, or to 0 if it does not exist or states none. */
 static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err)
 {
     cJSON *root;
     *world = 0;
-    TSR_TRY(read_document(checkpoint, TSR_STR("fsdp_config.json"), &root, err));
+    TSR_TRY(tsr_document_read(checkpoint, TSR_STR("fsdp_config.json"), &root, err));
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(root, "world_size");
     if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= FRAMEWORKS_MOST_RANKS)
         *world = (uint64_t)stated->valuedouble;
@@ -850,7 +472,6 @@ static tsr_status imply_first(tsr_checkpoint *checkpoint, const kind *k, uint64_
 
 static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t *common, tsr_error *err)
 {
-    tsr_numbered_files files;
     uint64_t world = find_world(checkpoint->store, k);
     if (!world && k == kinds) TSR_TRY(stated_world(checkpoint, &world, err));
     if (!world) return imply_first(checkpoint, k, *common, err);
@@ -860,9 +481,7 @@ static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t
     if (!before.data) return TSR_E_NOMEM;
     const tsr_ranks_check check = {
         .before = before, .after = TSR_STR(".pt"), .ranks = world, .placed = true, .implies = true};
-    TSR_TRY(tsr_list_numbered(checkpoint, check.before, check.after, &files, err));
-    TSR_TRY(check_ranks(checkpoint, &files, &check, err));
-    return files.count ? mount_ranks(checkpoint, tsr_str_from(k->part), k->form, &files, err) : TSR_OK;
+    return tsr_ranks_mount(checkpoint, tsr_str_from(k->part), k->form, check, err);
 }
 
 static tsr_status mount_verl(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -873,7 +492,7 @@ static tsr_status mount_verl(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 static const tsr_part_row verl_parts[] = {{.mounts = mount_verl}, {.part = NULL}};
-READER(tsr_reader_verl, TSR_FORMAT_VERL);
+TSR_FRAMEWORK(verl, TSR_FORMAT_VERL, .parts = {verl_parts});
 const tsr_directory tsr_directory_verl = {.reader = &tsr_reader_verl, .recognizes = is_verl, .has_no_marker = true};
 
 /* ---- the package torch_checkpointing: a torch.save file per item and rank ("model_0.pt"), and metadata.pkl, a plain pickle. Source of
@@ -899,17 +518,12 @@ static tsr_status is_torch_checkpointing(tsr_checkpoint *checkpoint, bool *is, t
     return TSR_OK;
 }
 
+/* Every rank below the highest one wrote the item, too. */
 static tsr_status mount_item(tsr_checkpoint *checkpoint, tsr_str item, tsr_error *err)
 {
-    tsr_numbered_files files;
     const tsr_str before = tsr_arena_format(checkpoint->arena, err, "%.*s_", TSR_STR_ARG(item));
-    if (!before.data) return TSR_E_NOMEM;
-    tsr_ranks_check check = {.before = before, .after = TSR_STR(".pt")};
-    TSR_TRY(tsr_list_numbered(checkpoint, check.before, check.after, &files, err));
-    if (!files.count) return TSR_OK;
-    check.ranks = files.items[files.count - 1].number + 1; /* every rank below the highest one wrote the item, too */
-    TSR_TRY(check_ranks(checkpoint, &files, &check, err));
-    return mount_ranks(checkpoint, item, TSR_SOURCE_JOINED, &files, err);
+    const tsr_ranks_check check = {.before = before, .after = TSR_STR(".pt")};
+    return before.data ? tsr_ranks_mount(checkpoint, item, TSR_SOURCE_JOINED, check, err) : TSR_E_NOMEM;
 }
 
 static bool is_earlier(const tsr_store *store, uint32_t before, tsr_str item)
@@ -933,30 +547,30 @@ static tsr_status mount_items(tsr_checkpoint *checkpoint, tsr_error *err)
 }
 
 static const char *const torch_checkpointing_files[] = {"metadata.pkl", NULL, NULL};
-READER(tsr_reader_torch_checkpointing, TSR_FORMAT_TORCH_CHECKPOINTING);
-const tsr_directory tsr_directory_torch_checkpointing = {.reader = &tsr_reader_torch_checkpointing,
-                                                         .requires = torch_checkpointing_files,
-                                                         .recognizes = is_torch_checkpointing,
-                                                         .has_no_marker = true};
 
 static const tsr_part_row torch_checkpointing_parts[] = {
     {.mounts = mount_items},
     {.part = "metadata", .from = {{TSR_SOURCE_PICKLE, "metadata.pkl"}}},
     {.part = NULL},
 };
+TSR_FRAMEWORK(torch_checkpointing, TSR_FORMAT_TORCH_CHECKPOINTING, .parts = {torch_checkpointing_parts});
+const tsr_directory tsr_directory_torch_checkpointing = {.reader = &tsr_reader_torch_checkpointing,
+                                                         .requires = torch_checkpointing_files,
+                                                         .recognizes = is_torch_checkpointing,
+                                                         .has_no_marker = true};
 
 /* ---- directories of DCPs: a model, an optimizer or a whole trainer in a directory of its own each, with what else belongs to the step.
  * The names are so general that the DCP's .metadata has to be where the framework puts it. ---- */
 
 /* NeMo 2. The weights are Megatron-Core's. Source of the names: nemo/lightning/ckpt_utils.py, io/mixin.py */
 static const char *const nemo_files[] = {"weights/.metadata", NULL, "context/io.json", "context/model.yaml", NULL, NULL};
-READER(tsr_reader_nemo, TSR_FORMAT_NEMO);
-const tsr_directory tsr_directory_nemo = {.reader = &tsr_reader_nemo, .requires = nemo_files, .has_no_marker = true};
 static const tsr_part_row nemo_parts[] = {
     {.part = "model", .from = {{TSR_SOURCE_DCP, "weights"}}},
     {.part = "context", .from = {{TSR_SOURCE_JSON, "context/io.json"}}},
     {.part = NULL},
 };
+TSR_FRAMEWORK(nemo, TSR_FORMAT_NEMO, .parts = {nemo_parts}, .left = TSR_LEFT_ALL);
+const tsr_directory tsr_directory_nemo = {.reader = &tsr_reader_nemo, .requires = nemo_files, .has_no_marker = true};
 
 /* NeMo Automodel. Next to the shards that every rank writes of the model is a script that joins them. Source of the names:
  * nemo_automodel/components/checkpoint/checkpointing.py, recipes/base_recipe.py */
@@ -976,9 +590,6 @@ static const char *const automodel_files[] = {"optim/.metadata",
                                               AUTOMODEL_UNFINISHED,
                                               NULL,
                                               NULL};
-READER(tsr_reader_automodel, TSR_FORMAT_AUTOMODEL);
-const tsr_directory tsr_directory_automodel = {
-    .reader = &tsr_reader_automodel, .requires = automodel_files, .has_no_marker = true};
 static const tsr_part_row automodel_parts[] = {
     {.part = "model", .from = {{TSR_SOURCE_DCP, "model"}}},
     {.part = "optim", .from = {{TSR_SOURCE_DCP, "optim"}}},
@@ -991,12 +602,14 @@ static const tsr_part_row automodel_parts[] = {
     {.part = "lr_scheduler", .from = {{TSR_SOURCE_FILE, "lr_scheduler.pt"}}},
     {.part = NULL},
 };
+TSR_FRAMEWORK(automodel, TSR_FORMAT_AUTOMODEL, .unfinished = AUTOMODEL_UNFINISHED, .parts = {automodel_parts},
+              .left = TSR_LEFT_ALL);
+const tsr_directory tsr_directory_automodel = {
+    .reader = &tsr_reader_automodel, .requires = automodel_files, .has_no_marker = true};
 
 /* OLMo-core: the names in the DCP, "model.…" and "optim.…", are those of the whole checkpoint. Source of the names:
  * olmo_core/train/checkpoint.py */
 static const char *const olmo_files[] = {"model_and_optim/.metadata", NULL, NULL};
-READER(tsr_reader_olmo, TSR_FORMAT_OLMO_CORE);
-const tsr_directory tsr_directory_olmo = {.reader = &tsr_reader_olmo, .requires = olmo_files, .has_no_marker = true};
 static const tsr_part_row olmo_parts[] = {
     {.part = "", .from = {{TSR_SOURCE_NAMED, "model_and_optim"}}},
     {.part = "train", .from = {{TSR_SOURCE_RANKS, "train/rank*.pt"}}},
@@ -1013,319 +626,15 @@ static const tsr_needed_file olmo_needs[] = {
      "checkpoint was written"},
     {.file = NULL},
 };
+TSR_FRAMEWORK(olmo, TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, .left = TSR_LEFT_ALL);
+const tsr_directory tsr_directory_olmo = {.reader = &tsr_reader_olmo, .requires = olmo_files, .has_no_marker = true};
 
 /* prime-rl. Source of the names: prime_rl/trainer/ckpt.py, orchestrator/ckpt.py */
 static const char *const prime_files[] = {"trainer/.metadata", NULL, "orchestrator/progress.pt", NULL, NULL};
-READER(tsr_reader_prime, TSR_FORMAT_PRIME_RL);
-const tsr_directory tsr_directory_prime = {.reader = &tsr_reader_prime, .requires = prime_files, .has_no_marker = true};
 static const tsr_part_row prime_parts[] = {
     {.part = "trainer", .from = {{TSR_SOURCE_DCP, "trainer"}}},
     {.part = "orchestrator", .from = {{TSR_SOURCE_FILE, "orchestrator/progress.pt"}}},
     {.part = NULL},
 };
-
-/* ---- pipelines of diffusers: model_index.json names the directories of the models, of schedulers and of tokenizers ---- */
-
-#define PIPELINE "model_index.json"
-
-/* Whether a directory of the pipeline has the weights of a model. */
-static bool has_weights(const tsr_store *store, tsr_str directory)
-{
-    uint32_t at = tsr_store_find_from(store, directory), file;
-    while ((file = tsr_store_next_below(store, directory, &at)) != TSR_NO_FILE) {
-        const tsr_str name = store->files[file].name;
-        if (tsr_str_ends(name, TSR_STR(".safetensors")) || tsr_str_ends(name, TSR_STR(".bin"))) return true;
-    }
-    return false;
-}
-
-/* Calls `each` for the directories, in the order of the document, and finds out whether any has weights. A document that cannot be read is
- * not a pipeline's. */
-static tsr_status each_component(tsr_checkpoint *checkpoint, tsr_status (*each)(tsr_checkpoint *, tsr_str, tsr_error *),
-                                 bool *any, tsr_error *err)
-{
-    const cJSON *component;
-    cJSON *root;
-    tsr_status status = TSR_OK;
-    *any = false;
-    TSR_TRY(read_document(checkpoint, TSR_STR(PIPELINE), &root, err));
-    cJSON_ArrayForEach(component, root)
-    {
-        const tsr_str name = tsr_json_key_of(component);
-        if (status != TSR_OK || !name.size || !cJSON_IsArray(component)) continue;
-        *any = *any || has_weights(checkpoint->store, name);
-        if (each) status = each(checkpoint, name, err);
-    }
-    cJSON_Delete(root);
-    return status;
-}
-
-static tsr_status is_pipeline(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
-{
-    return each_component(checkpoint, NULL, is, err);
-}
-
-/* Only models have a config.json: schedulers, tokenizers and processors call theirs differently, and have no weights. */
-static tsr_status mount_model(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err)
-{
-    const tsr_str config = tsr_arena_format(checkpoint->arena, err, "%.*s/config.json", TSR_STR_ARG(name));
-    if (!config.data) return TSR_E_NOMEM;
-    if (!has_weights(checkpoint->store, name)) {
-        if (!tsr_has_file(checkpoint->store, config.data)) return TSR_OK;
-        return tsr_checkpoint_is_incomplete(
-            checkpoint, config,
-            tsr_arena_format(checkpoint->arena, err,
-                             PIPELINE
-                             " names the model '%.*s', whose directory has no weights: they were removed or not copied",
-                             TSR_STR_ARG(name)),
-            err);
-    }
-    const tsr_str part = tsr_arena_str(checkpoint->arena, name, err);
-    if (!part.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_part_begin(checkpoint, part, false, err));
-    return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = part}, err);
-}
-
-static tsr_status mount_pipeline(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    bool any;
-    return each_component(checkpoint, mount_model, &any, err);
-}
-
-static const char *const pipeline_files[] = {PIPELINE, NULL, NULL};
-READER(tsr_reader_diffusers, TSR_FORMAT_DIFFUSERS);
-const tsr_directory tsr_directory_diffusers = {
-    .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
-static const tsr_part_row pipeline_parts[] = {{.mounts = mount_pipeline}, {.part = NULL}};
-
-#ifndef TSR_SMALL /* the browser's module has no room for them */
-/* ---- models of sentence-transformers: modules.json lists the modules that a model consists of, each with its directory; the first one is
- * usually in the root. A Router has modules, too, in directories that its config lists. Source of the names:
- * sentence_transformers/base/model.py, base/modules/router.py ---- */
-
-#define MODULES "modules.json"
-
-typedef struct sentence_module {
-    tsr_str part, class, directory; /* the directory is empty for the root */
-} sentence_module;
-
-static bool is_class(tsr_str class, const char *const *names)
-{
-    while (*names && !tsr_str_equal(class, tsr_str_from(*names))) names++;
-    return *names;
-}
-
-static bool is_router(tsr_str class)
-{
-    static const char *const routers[] = {"Router", "Asym", NULL};
-    return is_class(class, routers);
-}
-
-/* Adds the module in the directory `name` of `above`, both of which may be empty. `type` is the name of a class with its module. */
-static tsr_status add_module(tsr_checkpoint *checkpoint, tsr_vec *modules, tsr_str above, tsr_str name, const cJSON *type,
-                             tsr_error *err)
-{
-    if (!cJSON_IsString(type) || modules->count == MOST_NUMBERED) return TSR_OK;
-    tsr_arena *arena = checkpoint->arena;
-    sentence_module *module = tsr_vec_push(modules, err);
-    if (!module) return TSR_E_NOMEM;
-    module->class = tsr_arena_str(arena, tsr_last_component(tsr_json_text_of(type)), err);
-    while (name.size && name.data[name.size - 1] == '/') name.size--;
-    module->directory =
-        tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(above), above.size ? "/" : "", TSR_STR_ARG(name));
-    /* Older versions call the directory of the first module so, too. */
-    module->part = module->directory.size
-                       ? tsr_arena_str(arena, module->directory, err)
-                       : tsr_arena_format(arena, err, "%zu_%.*s", modules->count - 1, TSR_STR_ARG(module->class));
-    if (!module->class.data || !module->directory.data || !module->part.data) return TSR_E_NOMEM;
-    for (size_t i = 0; i < module->part.size; i++)
-        if (module->part.data[i] == '/') ((char *)(uintptr_t)module->part.data)[i] = '_';
-    return TSR_OK;
-}
-
-/* Adds the modules of a Router. Its config had a more general name before. */
-static tsr_status add_routed(tsr_checkpoint *checkpoint, tsr_vec *modules, const sentence_module *router, tsr_error *err)
-{
-    static const char *const configs[] = {"router_config.json", "config.json"};
-    const tsr_str above = router->directory;
-    tsr_status status = TSR_OK;
-    cJSON *root = NULL;
-    const cJSON *type, *types;
-    for (size_t i = 0; i < sizeof configs / sizeof *configs && !root; i++) {
-        const tsr_str name =
-            tsr_arena_format(checkpoint->arena, err, "%.*s%s%s", TSR_STR_ARG(above), above.size ? "/" : "", configs[i]);
-        if (!name.data) return TSR_E_NOMEM;
-        TSR_TRY(read_document(checkpoint, name, &root, err));
-    }
-    types = cJSON_GetObjectItemCaseSensitive(root, "types");
-    cJSON_ArrayForEach(type, types)
-    {
-        if (status == TSR_OK) status = add_module(checkpoint, modules, above, tsr_json_key_of(type), type, err);
-    }
-    cJSON_Delete(root);
-    return status;
-}
-
-/* Adds the modules of the document, and then those of the Routers among them. Without the document there are none. */
-static tsr_status list_modules(tsr_checkpoint *checkpoint, tsr_vec *modules, tsr_error *err)
-{
-    cJSON *root;
-    const cJSON *item;
-    tsr_status status = TSR_OK;
-    TSR_TRY(read_document(checkpoint, TSR_STR(MODULES), &root, err));
-    const cJSON *list = cJSON_IsArray(root) ? root : NULL;
-    cJSON_ArrayForEach(item, list)
-    {
-        const cJSON *path = cJSON_GetObjectItemCaseSensitive(item, "path");
-        if (status != TSR_OK || !cJSON_IsString(path)) continue;
-        status = add_module(checkpoint, modules, (tsr_str){"", 0}, tsr_json_text_of(path),
-                            cJSON_GetObjectItemCaseSensitive(item, "type"), err);
-    }
-    cJSON_Delete(root);
-    for (size_t i = 0; i < modules->count && status == TSR_OK; i++) {
-        const sentence_module module = ((const sentence_module *)modules->items)[i]; /* the list may move */
-        if (is_router(module.class)) status = add_routed(checkpoint, modules, &module, err);
-    }
-    return status;
-}
-
-/* A model whose weights are all in the root is opened like any other. */
-static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
-{
-    tsr_vec modules = tsr_vec_of(checkpoint->host->allocator, sizeof(sentence_module));
-    const tsr_status status = list_modules(checkpoint, &modules, err);
-    const sentence_module *items = modules.items;
-    *is = false;
-    for (size_t i = 0; i < modules.count && !*is; i++)
-        *is = items[i].directory.size && has_weights(checkpoint->store, items[i].directory);
-    tsr_vec_free(&modules);
-    return status;
-}
-
-static tsr_status mount_module(tsr_checkpoint *checkpoint, const sentence_module *module, tsr_error *err)
-{
-    static const char *const models[] = {MODELS, NULL};
-    /* Others, such as Pooling and Normalize, have no weights, or not always. */
-    static const char *const weighty[] = {
-        "Transformer",          "MLMTransformer",    "CLIPModel", "StaticEmbedding", "Dense", "LayerNorm", "LSTM", "CNN",
-        "WeightedLayerPooling", "SparseAutoEncoder", NULL};
-    const tsr_str directory = module->directory;
-    const bool is_root = !directory.size,
-               has = is_root ? tsr_has_any(checkpoint->store, models) : has_weights(checkpoint->store, directory);
-    if (is_router(module->class)) return TSR_OK;
-    if (has && is_root) {
-        tsr_part_row row = trainer_parts[0];
-        row.part = module->part.data;
-        return mount_row(&(mounting){.checkpoint = checkpoint, .err = err}, &row);
-    }
-    if (has) {
-        TSR_TRY(tsr_part_begin(checkpoint, module->part, false, err));
-        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = directory}, err);
-    }
-    if (!is_class(module->class, weighty)) return TSR_OK;
-    return tsr_checkpoint_is_incomplete(
-        checkpoint, TSR_STR(MODULES),
-        tsr_arena_format(checkpoint->arena, err,
-                         MODULES " names a module '%.*s', which has no weights %s%.*s%s: they were removed or not copied",
-                         TSR_STR_ARG(module->class), is_root ? "in the root" : "in '", TSR_STR_ARG(directory),
-                         is_root ? "" : "'"),
-        err);
-}
-
-/* Mounts the modules, those in the root only with `root`. */
-static tsr_status mount_modules(tsr_checkpoint *checkpoint, bool root, tsr_error *err)
-{
-    tsr_vec modules = tsr_vec_of(checkpoint->host->allocator, sizeof(sentence_module));
-    tsr_status status = list_modules(checkpoint, &modules, err);
-    const sentence_module *items = modules.items;
-    for (size_t i = 0; i < modules.count && status == TSR_OK; i++)
-        if (root || items[i].directory.size) status = mount_module(checkpoint, &items[i], err);
-    tsr_vec_free(&modules);
-    return status;
-}
-
-static tsr_status mount_sentence_model(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    return mount_modules(checkpoint, true, err);
-}
-
-/* The Trainer of sentence-transformers saves such a model, too: its part `model` is what is in the root. */
-static tsr_status mount_trained_modules(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    return mount_modules(checkpoint, false, err);
-}
-
-static const char *const sentence_files[] = {MODULES, NULL, NULL};
-READER(tsr_reader_sentence, TSR_FORMAT_SENTENCE_TRANSFORMERS);
-const tsr_directory tsr_directory_sentence = {
-    .reader = &tsr_reader_sentence, .requires = sentence_files, .recognizes = is_sentence_model, .has_no_marker = true};
-static const tsr_part_row sentence_parts[] = {{.mounts = mount_sentence_model}, {.part = NULL}};
-#endif
-
-/* ---- the table ---- */
-
-static const tsr_framework frameworks[] = {
-    {TSR_FORMAT_ACCELERATE_FSDP, accelerate_implied, trainer_needs, .parts = {accelerate_parts, training_state},
-     TSR_LEFT_ALL},
-    {TSR_FORMAT_ACCELERATE, accelerate_implied, trainer_needs, .parts = {accelerate_parts, training_state}, TSR_LEFT_ALL},
-    /* The directories may be checkpoints of earlier steps. */
-    {TSR_FORMAT_HF_TRAINER, trainer_implied, trainer_needs, .parts = {trainer_parts, training_state}, TSR_LEFT_FILES},
-    {TSR_FORMAT_LIGHTNING_DIST, .parts = {lightning_parts}},
-    {TSR_FORMAT_VERL, .parts = {verl_parts}},
-    {TSR_FORMAT_TORCH_CHECKPOINTING, .parts = {torch_checkpointing_parts}},
-    {TSR_FORMAT_NEMO, .parts = {nemo_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_AUTOMODEL, .unfinished = AUTOMODEL_UNFINISHED, .parts = {automodel_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, TSR_LEFT_FILES},
-#ifndef TSR_SMALL
-    {TSR_FORMAT_SENTENCE_TRANSFORMERS, .parts = {sentence_parts}, TSR_LEFT_FILES},
-#endif
-    {.format = TSR_FORMAT_NONE},
-};
-
-static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    const tsr_framework *of = frameworks;
-    while (of->format != checkpoint->catalog.format) of++;
-    return framework_mount(checkpoint, of, err);
-}
-
-static tsr_status open_framework(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    return tsr_mounts_fill(checkpoint, mount, err);
-}
-
-/* ---- the directories of parts ---- */
-
-/* Whether `directory` is what the pattern "HEAD#" stands for, for the part of the row that is called `part`. */
-static bool is_directory_of(const tsr_part_row *row, const char *pattern, tsr_str directory, tsr_str part)
-{
-    const tsr_str head = {pattern, strcspn(pattern, "#")}, name = tsr_str_from(row->part);
-    if (!tsr_str_starts(directory, head) || !tsr_str_starts(part, name)) return false;
-    const tsr_str tail = {directory.data + head.size, directory.size - head.size},
-                  number = {part.data + name.size, part.size - name.size};
-    if (!number.size) return tsr_str_equal(tail, TSR_STR("0"));
-    return number.data[0] == '_' && !tsr_str_equal(number, TSR_STR("_0")) && tsr_str_equal(tail, tsr_str_after(number, 1));
-}
-
-tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out, tsr_error *err)
-{
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        *out = store->files[f].name;
-        const char *slash = memchr(out->data, '/', out->size);
-        if (!slash) continue;
-        out->size = (size_t)(slash - out->data);
-        for (const tsr_framework *of = frameworks; of->format; of++)
-            for (const tsr_part_row *row = of->parts[0]; row->part || row->mounts; row++)
-                for (const tsr_source *from = row->from; from->pattern; from++)
-                    if (strchr(from->pattern, '#') && from->form == TSR_SOURCE_NAMED &&
-                        is_directory_of(row, from->pattern, *out, part))
-                        return TSR_OK;
-    }
-    return tsr_fail(
-        err, TSR_E_NOT_FOUND,
-        "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
-        "of accelerate (model, model_N, optimizer, optimizer_N)",
-        TSR_STR_ARG(part));
-}
+TSR_FRAMEWORK(prime, TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, .left = TSR_LEFT_ALL);
+const tsr_directory tsr_directory_prime = {.reader = &tsr_reader_prime, .requires = prime_files, .has_no_marker = true};

@@ -647,7 +647,8 @@ static void free_lists(tsr_mounts *mounts)
     tsr_vec_free(&mounts->metadata);
 }
 
-tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint, tsr_status (*mount)(tsr_checkpoint *checkpoint, tsr_error *err),
+tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint,
+                           tsr_status (*mount)(tsr_checkpoint *checkpoint, const void *ctx, tsr_error *err), const void *ctx,
                            tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
@@ -660,7 +661,7 @@ tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint, tsr_status (*mount)(tsr_c
                            .files = tsr_vec_of(allocator, sizeof(uint32_t)),
                            .metadata = tsr_vec_of(allocator, sizeof(tsr_text_pairs))};
     checkpoint->state = mounts;
-    tsr_status status = mount(checkpoint, err);
+    tsr_status status = mount(checkpoint, ctx, err);
     if (status == TSR_OK) status = keep_all(checkpoint, err);
     free_lists(mounts);
     if (status != TSR_OK) tsr_mounts_close(checkpoint);

@@ -34,7 +34,8 @@ typedef struct tsr_mounts {
 } tsr_mounts;
 
 /* Fills the catalog by calling `mount`. Cleans up if that fails. */
-tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint, tsr_status (*mount)(tsr_checkpoint *checkpoint, tsr_error *err),
+tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint,
+                           tsr_status (*mount)(tsr_checkpoint *checkpoint, const void *ctx, tsr_error *err), const void *ctx,
                            tsr_error *err);
 
 /* Begins a part, to which everything belongs that is mounted after this. With `own_names`, the names of the mounted entries
