@@ -243,15 +243,6 @@ tsr_status tsr_safetensors_open(tsr_range in, const tsr_host *host, tsr_arena *a
     return status;
 }
 
-void tsr_safetensors_cut(tsr_safetensors *opened, uint64_t count)
-{
-    tsr_name_index_free(opened->names);
-    opened->names = NULL;
-    tsr_vec_cut(&opened->list, (size_t)count);
-    opened->tensors = opened->list.items;
-    opened->count = count;
-}
-
 void tsr_safetensors_close(tsr_safetensors *opened)
 {
     tsr_name_index_free(opened->names);

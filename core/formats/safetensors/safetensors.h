@@ -86,7 +86,6 @@ tsr_status tsr_safetensors_open(tsr_range in, const tsr_host *host, tsr_arena *a
                                 tsr_safetensors *out, tsr_error *err);
 /* Keeps the first `count` tensors, and frees the memory of the others and of the index of names. For a reader that moves a
  * million tensors elsewhere, the last ones first. */
-void tsr_safetensors_cut(tsr_safetensors *opened, uint64_t count);
 void tsr_safetensors_close(tsr_safetensors *opened); /* accepts a zeroed one */
 /* Finds a tensor by its exact name; NULL if there is none. O(1). */
 const tsr_safetensors_tensor *tsr_safetensors_find(const tsr_safetensors *opened, tsr_str name);

@@ -11,10 +11,16 @@
 tsr_status tsr_safetensors_open_all(tsr_checkpoint *checkpoint, const uint32_t *files, uint32_t count, tsr_safetensors **out,
                                     tsr_error *err);
 void tsr_safetensors_close_all(tsr_checkpoint *checkpoint, tsr_safetensors *opened, uint32_t count);
+/* At least as many zeros as any tensor has dimensions, in the checkpoint's arena. They serve as the offsets of chunks that are whole
+ * tensors. */
+tsr_status tsr_safetensors_zeros(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count,
+                                 const uint64_t **zeros, tsr_error *err);
 /* The chunk of a tensor. If the file was cut short before the tensor's end, the chunk has no file; opening the file added a
  * finding. */
 tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safetensors_tensor *tensor,
                                 const uint64_t *offsets);
+/* The entry of a second name of the tensor `first`, which gets a storage id from the counter if it has none. */
+tsr_entry tsr_safetensors_second_entry(tsr_entry *first, tsr_str name, uint32_t *storages);
 /* Sets the catalog's metadata, and that of its parts if it has one per file, and the checkpoint's state, for the extents. Reports
  * files without any tensor. */
 tsr_status tsr_safetensors_keep_metadata(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count,

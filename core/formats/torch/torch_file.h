@@ -34,6 +34,10 @@ typedef struct tsr_torch_run {
 tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_rank rank, tsr_torch_file *out,
                                tsr_vec *runs, tsr_error *err);
 
+/* torch_legacy.c: the same for a file that is not a zip archive. */
+tsr_status tsr_torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_rank rank, tsr_torch_file *out,
+                                 tsr_vec *runs, tsr_error *err);
+
 /* Keeps a copy of the runs for tsr_torch_extents. */
 tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, tsr_error *err);
 /* Adds findings about storages, with a tensor of each: those that PyTorch cannot load, and those of which the tensors of the catalog
