@@ -1,6 +1,6 @@
-/* What the source files of the DCP reader share: dcp.c (the catalog), dcp_fold.c (the records of `.metadata`),
- * dcp_place.c (where chunks are), dcp_item.c (one archive, also in a zstd stream, and every item in file order), dcp_images.c (safetensors
- * data files), dcp_subclass.c (tensor subclasses). */
+/* What the source files of the DCP reader share: dcp.c (the catalog), dcp_metadata.c and dcp_fold.c (the records of `.metadata`),
+ * dcp_place.c (where chunks are), dcp_item.c (one archive, also in a zstd stream), dcp_extents.c (every item in file order),
+ * dcp_images.c (safetensors data files), dcp_subclass.c (tensor subclasses). */
 #ifndef TSR_FORMATS_DCP_DCP_STATE_H
 #define TSR_FORMATS_DCP_DCP_STATE_H
 
@@ -208,6 +208,16 @@ typedef struct tsr_dcp_item {
 /* Opens an item in `arena`. For zstd items, positions refer to the decompressed bytes. */
 tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                              tsr_error *err);
+/* Reads a zstd item to its end, and adds a finding for each member whose bytes do not match its CRC. `members` are the
+ * archive's, sorted by byte_offset. */
+tsr_status tsr_dcp_check_zstd(tsr_dcp_item item, const tsr_zip_member *members, uint32_t count, tsr_arena *scratch,
+                              tsr_error *err);
+/* Adds a finding for an error in an item. Errors that are not the item's fault are passed on. */
+tsr_status tsr_dcp_report_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                               const tsr_error *why, tsr_error *err);
+/* Checks that an opened item is the tensor described in the metadata, and sets *out to its view in the file. */
+tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_torch_item *item, tsr_arena *arena,
+                           tsr_view *out, tsr_error *err);
 tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_stated_crc *out, tsr_error *err);
 tsr_status tsr_dcp_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
