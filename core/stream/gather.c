@@ -603,7 +603,8 @@ static bool holds(const tsr_gather *gather, const tsr_located *part, const uint6
     return true;
 }
 
-uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at)
+/* Returns the position in its file of the element at `at`, or TSR_NO_POSITION if it is compressed or in no part. */
+static uint64_t gather_position(const tsr_gather *gather, const uint64_t *at)
 {
     const uint64_t first = tsr_box_index((tsr_box){gather->ndim, NULL, gather->shape}, at);
     for (size_t i = first_part(gather, first); i < gather->part_count && gather->parts[i].first <= first; i++) {
@@ -621,6 +622,11 @@ void tsr_gather_close(tsr_gather *gather)
     if (!gather) return;
     for (size_t i = 0; i < gather->part_count; i++) unzstd_close(gather->parts[i].stream);
     tsr_arena_free(gather->arena);
+}
+
+void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at)
+{
+    tile->data = tsr_place_for_copy(memory, gather_position(tile->gather, tile->offsets), write_at);
 }
 
 tsr_status tsr_gather_box(const tsr_gather *gather, tsr_box box, void *to, void *scratch, size_t scratch_size,

@@ -116,9 +116,6 @@ tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *e
                                   uint64_t count, tsr_gather **out, tsr_error *err);
 void tsr_gather_close(tsr_gather *gather); /* accepts NULL */
 
-/* Returns the position in its file of the element at `at`, or TSR_NO_POSITION if it is compressed or in no part. */
-uint64_t tsr_gather_position(const tsr_gather *gather, const uint64_t *at);
-
 /* The scratch memory that tsr_gather_box needs in addition to the destination. 4 KiB are sufficient; up to 512 KiB lead to
  * fewer and larger reads. */
 #define TSR_SCRATCH_LEAST ((size_t)4 << 10)

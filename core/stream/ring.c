@@ -1,13 +1,14 @@
 /* The ring: two halves of reused memory that change places after each round. */
 #include "stream/tile_job.h"
 
-#include <assert.h>
-#include <stdatomic.h>
-
-#include "tessera/sys/try.h"
-
+#include "stream/gather.h"
+#include "tessera/read.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/try.h"
+
+#include <assert.h>
+#include <stdatomic.h>
 
 #define MOST_JOBS   256u
 #define FIRST_BYTES ((size_t)64 << 10)
@@ -123,14 +124,16 @@ size_t tsr_ring_best(const tsr_ring *ring)
     return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
 }
 
-size_t tsr_ring_largest(const tsr_ring *ring)
+/* Returns the most bytes that every thread's job can ask for. For jobs that become cheaper with their size. */
+static size_t ring_largest(const tsr_ring *ring)
 {
     if (ring->work.fill_lent) return most_lent(ring);
     const size_t best = tsr_ring_best(ring), largest = ring->half_bytes / tsr_threads(ring->host) / ALIGNMENT * ALIGNMENT;
     return largest < best ? best : largest;
 }
 
-size_t tsr_ring_best_kept(const tsr_ring *ring)
+/* Like tsr_ring_best, for what jobs keep in a work with fill_lent. */
+static size_t ring_best_kept(const tsr_ring *ring)
 {
     return ring->work.fill_lent ? most_kept(ring) / 2 : tsr_ring_best(ring);
 }
@@ -345,4 +348,31 @@ tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err)
     for (unsigned i = 0; i < 2 && status == TSR_OK; i++) status = run_round(ring, err);
     if (status != TSR_OK && err && err->status == TSR_OK) *err = ring->failure;
     return status;
+}
+
+/* Whether elements that are neighbors in the tensor are far apart in storage, as those of a transposed matrix are. */
+static bool is_transposed(const tsr_gather *gather)
+{
+    const tsr_located *part = gather->parts;
+    uint32_t last = gather->ndim;
+    while (gather->part_count && last && part->sizes[last - 1] == 1) last--;
+    return gather->part_count && last > 1 && part->strides[last - 1] > 1;
+}
+
+static uint64_t elements_in(size_t job, uint32_t itemsize)
+{
+    const size_t data = job / 2 > TSR_SCRATCH_BEST ? job - TSR_SCRATCH_BEST : job / 2;
+    return (data - 2 * TSR_COPY_SLACK) / itemsize;
+}
+
+uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles)
+{
+    if (gather->serial) return elements_in(ring_best_kept(ring) / tiles, itemsize);
+    const uint64_t best = elements_in(tsr_ring_best(ring) / tiles, itemsize);
+    if (!is_transposed(gather)) return best;
+    /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. Of a whole part they are fewest. */
+    const uint64_t largest = elements_in(ring_largest(ring) / tiles, itemsize);
+    uint64_t part = 1;
+    for (uint32_t d = 0; d < gather->ndim; d++) part *= gather->parts[0].sizes[d];
+    return part < best ? best : part < largest ? part : largest;
 }

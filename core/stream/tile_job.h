@@ -65,7 +65,7 @@ tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err);
  * the job before the next call. May run a round first, and returns its failure. TSR_E_LIMIT for more than half of the
  * ring. */
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err);
-/* Like tsr_ring_job, for fill_lent: lends `lent` more bytes while the job fills, at most tsr_ring_largest. */
+/* Like tsr_ring_job, for fill_lent: lends `lent` more bytes while the job fills, at most as many as a tile of tsr_tile_most needs. */
 tsr_status tsr_ring_lent_job(tsr_ring *ring, size_t bytes, size_t lent, void **job, uint8_t **memory, tsr_error *err);
 /* Runs all remaining jobs. Must also be called after a failure, which it returns again. */
 tsr_status tsr_ring_end(tsr_ring *ring, tsr_error *err);
@@ -80,10 +80,6 @@ uint8_t *tsr_place_for_copy(uint8_t *memory, uint64_t read_at, uint64_t write_at
 
 /* Returns how many bytes a job should ask for, so that all threads have work. */
 size_t tsr_ring_best(const tsr_ring *ring);
-/* Returns the most bytes that every thread's job can ask for. For jobs that become cheaper with their size. */
-size_t tsr_ring_largest(const tsr_ring *ring);
-/* Like tsr_ring_best, for what jobs keep in a work with fill_lent. */
-size_t tsr_ring_best_kept(const tsr_ring *ring);
 
 typedef struct tsr_tile {
     const tsr_gather *gather;
