@@ -1,6 +1,9 @@
 /* See tessera/sys/commands.h. */
 #include "base/line.h"
 #include "commands/command_request_read.h"
+#include "tessera/convert.h"
+#include "tessera/sys/casts.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/try.h"
 
 /* ---- values ---- */
@@ -129,8 +132,9 @@ void tsr_options_override(const tsr_command *command, const tsr_command_options 
     }
 }
 
-tsr_status tsr_options_fit(const tsr_command *of, const tsr_command_options *given, const tsr_command *command,
-                           tsr_error *err)
+/* TSR_E_USAGE if an option is given that `command` does not have, or not in this form; `given` is by the options of `of`. */
+static tsr_status options_fit(const tsr_command *of, const tsr_command_options *given, const tsr_command *command,
+                              tsr_error *err)
 {
     for (const tsr_option *const *option = of->options; *option; option++) {
         if ((*option)->role == TSR_OPTION_OF_RUN || !count_of(*option, given)) continue;
@@ -203,4 +207,18 @@ tsr_status tsr_request_of(const cJSON *root, tsr_arena *arena, tsr_command_reque
         else cJSON_ArrayForEach(one, item) TSR_TRY(set_option(option, one, arena, &out->options, err));
     }
     return TSR_OK;
+}
+
+tsr_status tsr_plan_request(tsr_checkpoint *checkpoint, const tsr_command_options *options, bool reshards, tsr_arena *arena,
+                            tsr_command_request *out, tsr_error *err)
+{
+    tsr_convert_options casts;
+    *out = (tsr_command_request){tsr_command_find(reshards ? TSR_STR("reshard") : TSR_STR("convert")), *options};
+    tsr_command_options *o = &out->options;
+    o->target = o->mesh = o->placements = NULL;
+    TSR_TRY(options_fit(tsr_command_find(TSR_STR("plan")), o, out->command, err));
+    o->storage = NULL;
+    if (reshards && !o->to) o->to = 1 + (unsigned)tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
+    TSR_TRY(tsr_conversion_options(options, o->to ? (tsr_container)(o->to - 1) : TSR_TO_DCP, arena, &casts, err));
+    return tsr_check_casts(checkpoint, &casts, err);
 }

@@ -149,20 +149,6 @@ tsr_status tsr_conversion_ranks(const tsr_command_options *options, const tsr_sh
     return TSR_OK;
 }
 
-tsr_status tsr_plan_request(tsr_checkpoint *checkpoint, const tsr_command_options *options, bool reshards, tsr_arena *arena,
-                            tsr_command_request *out, tsr_error *err)
-{
-    tsr_convert_options casts;
-    *out = (tsr_command_request){tsr_command_find(reshards ? TSR_STR("reshard") : TSR_STR("convert")), *options};
-    tsr_command_options *o = &out->options;
-    o->target = o->mesh = o->placements = NULL;
-    TSR_TRY(tsr_options_fit(tsr_command_find(TSR_STR("plan")), o, out->command, err));
-    o->storage = NULL;
-    if (reshards && !o->to) o->to = 1 + (unsigned)tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
-    TSR_TRY(tsr_conversion_options(options, o->to ? (tsr_container)(o->to - 1) : TSR_TO_DCP, arena, &casts, err));
-    return tsr_check_casts(checkpoint, &casts, err);
-}
-
 /* ---- layers ---- */
 
 bool tsr_options_are_layered(const tsr_command_options *options)

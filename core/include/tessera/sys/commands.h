@@ -214,9 +214,6 @@ tsr_status tsr_request_list(const tsr_command_request *request, tsr_arena *arena
 void tsr_request_write(tsr_json *json, const tsr_command_request *request);
 /* Sets in `out` the options of `command`, and those of every command, that are given in `given`, in place of those that `out` has. */
 void tsr_options_override(const tsr_command *command, const tsr_command_options *given, tsr_command_options *out);
-/* TSR_E_USAGE if an option is given that `command` does not have, or not in this form; `given` is by the options of `of`. */
-tsr_status tsr_options_fit(const tsr_command *of, const tsr_command_options *given, const tsr_command *command,
-                           tsr_error *err);
 
 /* The document tessera.plan/1: a request to convert or reshard that can be carried out later, what it reads, and how much.
  *
