@@ -10,6 +10,8 @@
 
 /* The part of a path after its last slash. */
 tsr_str tsr_last_path_part(tsr_str path);
+/* The part before it, without the slash: the directory, or the run that a step belongs to. Empty in the root. */
+tsr_str tsr_path_directory(tsr_str path);
 /* Whether a text contains `part`, which is not empty. */
 bool tsr_name_holds(tsr_str text, tsr_str part);
 /* Whether the path has two directories or more. */

@@ -40,6 +40,12 @@ tsr_str tsr_last_path_part(tsr_str path)
     return tsr_str_after(path, at);
 }
 
+tsr_str tsr_path_directory(tsr_str path)
+{
+    while (path.size && path.data[path.size - 1] != '/') path.size--;
+    return (tsr_str){path.data, path.size ? path.size - 1 : 0};
+}
+
 bool tsr_name_holds(tsr_str text, tsr_str part)
 {
     for (size_t at = 0; at + part.size <= text.size; at++) {

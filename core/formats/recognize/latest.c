@@ -161,8 +161,9 @@ static tsr_status gather_markers(const finder *f, const tsr_store *store)
     }
     for (uint32_t n = 0; n < store->file_count; n++) {
         const tsr_str name = store->files[n].name;
-        const bool is_marker = tsr_is_run_marker(name) && (!in_root || !memchr(name.data, '/', name.size)) &&
-                               !tsr_is_hidden(tsr_run_of(name)); /* in a directory of rsync, it is still being copied */
+        const bool is_marker =
+            tsr_is_run_marker(name) && (!in_root || !memchr(name.data, '/', name.size)) &&
+            !tsr_is_hidden(tsr_path_directory(name)); /* in a directory of rsync, it is still being copied */
         if (!is_marker && !is_own_data(name)) continue;
         TSR_TRY(gather_name(f, &f->gathering->files, TSR_STR(""), name));
         found |= is_marker;
@@ -344,7 +345,7 @@ static const tsr_run_step *next_earlier(const finder *f, const tsr_run_step *ste
     const tsr_run_step *end = (const tsr_run_step *)f->steps->items + f->steps->count;
     for (; from < end; from++)
         if (from->step < step->step && from->holds_checkpoint && from->file == TSR_NO_FILE &&
-            tsr_str_equal(tsr_run_of(from->path), tsr_run_of(step->path)))
+            tsr_str_equal(tsr_path_directory(from->path), tsr_path_directory(step->path)))
             return from;
     return NULL;
 }
@@ -549,7 +550,8 @@ static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
     for (size_t i = 0; i < count; i++) {
         tsr_str why;
         runs = runs || (steps[i].holds_checkpoint && steps->holds_checkpoint &&
-                        !tsr_str_equal(tsr_run_of(steps[i].path), tsr_run_of(steps->path)) && !is_same(f, &steps[i], steps));
+                        !tsr_str_equal(tsr_path_directory(steps[i].path), tsr_path_directory(steps->path)) &&
+                        !is_same(f, &steps[i], steps));
         if (good && (steps[i].version < good->version || steps[i].is_last)) continue; /* a later save of the step is whole */
         TSR_TRY(check_step(f, &steps[i], &why));
         if (why.size) TSR_TRY(pass_over(f, &steps[i], !steps[i].beyond.size, why));
@@ -818,8 +820,8 @@ tsr_status tsr_latest_search(tsr_store *store, const tsr_host *host, tsr_open_fn
 static tsr_str run_of(tsr_str path)
 {
     uint64_t number;
-    tsr_str run = tsr_run_of(path);
-    while (run.size && tsr_step_of_name(tsr_last_path_part(run), &number) == TSR_STEP_STATED) run = tsr_run_of(run);
+    tsr_str run = tsr_path_directory(path);
+    while (run.size && tsr_step_of_name(tsr_last_path_part(run), &number) == TSR_STEP_STATED) run = tsr_path_directory(run);
     return run;
 }
 
@@ -849,7 +851,7 @@ static tsr_status judge(finder *f, const tsr_run_step *step, tsr_run_checkpoint 
     if (!out->path.data || !out->run.data) return TSR_E_NOMEM;
     f->err = &failure;
     f->gathering = &g;
-    if (out->is_file) g.prefix = tsr_run_of(step->path);
+    if (out->is_file) g.prefix = tsr_path_directory(step->path);
     tsr_status status = check_step(f, step, &out->error);
     f->gathering = NULL;
     f->err = err;

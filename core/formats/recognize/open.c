@@ -249,10 +249,8 @@ static int larger_first(const void *a, const void *b)
 static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *err)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
-        tsr_str path = store->files[f].name;
+        const tsr_str path = tsr_path_directory(store->files[f].name);
         uint64_t number, *last = steps->count ? (uint64_t *)steps->items + steps->count - 1 : NULL;
-        while (path.size && path.data[path.size - 1] != '/') path.size--;
-        if (path.size) path.size--;
         if (!step_of_path(path, &number) || (last && *last == number)) continue;
         uint64_t *step = tsr_vec_push(steps, err);
         if (!step) return TSR_E_NOMEM;

@@ -103,12 +103,6 @@ const tsr_every_step *tsr_in_every_step(tsr_str name)
     return NULL;
 }
 
-static tsr_str directory_of(tsr_str path)
-{
-    while (path.size && path.data[path.size - 1] != '/') path.size--;
-    return (tsr_str){path.data, path.size ? path.size - 1 : 0};
-}
-
 /* What shows that a framework wrote a directory, and what it always writes there. */
 typedef struct companions {
     const char *const *shown_by; /* one of these is an owned file of the directory */
@@ -207,8 +201,8 @@ static const companions table[] = {
 static bool is_where(tsr_str directory, tsr_str shown, const char *where)
 {
     if (!*where) return tsr_str_equal(directory, shown);
-    if (strcmp(where, "..") == 0) return shown.size && tsr_str_equal(directory, directory_of(shown));
-    return directory.size > shown.size && tsr_str_equal(directory_of(directory), shown) &&
+    if (strcmp(where, "..") == 0) return shown.size && tsr_str_equal(directory, tsr_path_directory(shown));
+    return directory.size > shown.size && tsr_str_equal(tsr_path_directory(directory), shown) &&
            matches(tsr_last_path_part(directory), where);
 }
 
@@ -217,7 +211,7 @@ static bool is_shown(const tsr_str *names, size_t count, const bool *given, cons
 {
     for (size_t i = 0; i < count; i++)
         if (given[i] && matches_any(tsr_last_path_part(names[i]), row->shown_by) &&
-            is_where(directory, directory_of(names[i]), row->where))
+            is_where(directory, tsr_path_directory(names[i]), row->where))
             return true;
     return false;
 }
@@ -227,7 +221,7 @@ void tsr_run_own_companions(const tsr_str *names, size_t count, bool *owned)
     for (size_t row = 0; row < sizeof table / sizeof *table; row++)
         for (size_t i = 0; i < count; i++)
             if (!owned[i] && matches_any(tsr_last_path_part(names[i]), table[row].names) &&
-                is_shown(names, count, owned, &table[row], directory_of(names[i])))
+                is_shown(names, count, owned, &table[row], tsr_path_directory(names[i])))
                 owned[i] = true;
 }
 

@@ -138,7 +138,5 @@ tsr_status tsr_list_last_steps(const tsr_store *store, tsr_is_owned_fn *is_owned
 void tsr_sort_run_steps(tsr_vec *steps);
 /* Whether a part of a path is a hidden name. Nothing below it belongs to a run. */
 bool tsr_is_hidden(tsr_str path);
-/* The part of a path before its last component: the run that a step belongs to. */
-tsr_str tsr_run_of(tsr_str path);
 
 #endif

@@ -24,12 +24,6 @@ typedef struct listed_directory {
     uint32_t from, to;
 } listed_directory;
 
-tsr_str tsr_run_of(tsr_str path)
-{
-    while (path.size && path.data[path.size - 1] != '/') path.size--;
-    return (tsr_str){path.data, path.size ? path.size - 1 : 0};
-}
-
 static tsr_str below(tsr_str path, tsr_str directory)
 {
     const size_t skipped = directory.size ? directory.size + 1 : 0;
@@ -45,7 +39,7 @@ static bool is_in(tsr_str path, tsr_str directory)
  * were removed, or are copies that something keeps for itself. */
 bool tsr_is_hidden(tsr_str path)
 {
-    for (tsr_str rest = path; rest.size; rest = tsr_run_of(rest)) {
+    for (tsr_str rest = path; rest.size; rest = tsr_path_directory(rest)) {
         const tsr_str name = tsr_last_path_part(rest);
         if (tsr_str_starts(name, TSR_STR(".")) || tsr_str_equal(name, TSR_STR("lost+found"))) return true;
     }
@@ -150,7 +144,7 @@ static tsr_str step_in(tsr_str path, uint64_t *number)
 /* The step that a path is, or is below; NULL if there is none. */
 static tsr_run_step *step_around(const tsr_vec *steps, const tsr_map *paths, tsr_str path)
 {
-    for (tsr_str part = path; part.size; part = tsr_run_of(part)) {
+    for (tsr_str part = path; part.size; part = tsr_path_directory(part)) {
         const uint32_t i = tsr_map_get(paths, part, UINT32_MAX);
         if (i != UINT32_MAX) return (tsr_run_step *)steps->items + i;
     }
@@ -250,10 +244,10 @@ static tsr_status keep_likely(tsr_vec *steps, tsr_error *err)
         const tsr_run_step step = items[i];
         items[i] = items[first];
         items[first++] = step;
-        if (status == TSR_OK) status = tsr_map_put(runs, tsr_run_of(step.path), 1, NULL, NULL, err);
+        if (status == TSR_OK) status = tsr_map_put(runs, tsr_path_directory(step.path), 1, NULL, NULL, err);
     }
     for (size_t i = 0; i < steps->count && status == TSR_OK; i++)
-        if (items[i].holds_checkpoint || items[i].unreadable || tsr_map_get(runs, tsr_run_of(items[i].path), 0))
+        if (items[i].holds_checkpoint || items[i].unreadable || tsr_map_get(runs, tsr_path_directory(items[i].path), 0))
             items[kept++] = items[i];
     steps->count = kept;
     tsr_map_free(runs);
@@ -318,7 +312,7 @@ tsr_status tsr_list_last_steps(const tsr_store *store, tsr_is_owned_fn *is_owned
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
         tsr_str path = name, other;
-        while (path.size && !is_last(tsr_last_path_part(path))) path = tsr_run_of(path);
+        while (path.size && !is_last(tsr_last_path_part(path))) path = tsr_path_directory(path);
         if (!path.size || tsr_str_equal(path, before) || tsr_is_hidden(path)) continue;
         before = path;
         TSR_TRY(tsr_store_follow(store, path, arena, &other, err));
