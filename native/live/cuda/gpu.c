@@ -6,6 +6,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 void tsr_gpu_close(tsr_gpu *device)
 {
@@ -101,11 +102,10 @@ tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr
     if (what->rows == 0 || what->row_bytes == 0) return TSR_OK;
     size_t span;
     if (what->to_pitch < what->row_bytes || what->from_pitch < what->row_bytes)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "device copy: rows of %zu bytes do not fit strides of %zu and %zu bytes", what->row_bytes,
-                         what->to_pitch, what->from_pitch);
+        return tsr_fail(err, TSR_E_USAGE, "device copy: rows of %zu bytes do not fit strides of %zu and %zu bytes",
+                        what->row_bytes, what->to_pitch, what->from_pitch);
     if (__builtin_mul_overflow(what->rows, what->to_pitch > what->from_pitch ? what->to_pitch : what->from_pitch, &span))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device copy: %zu rows are too many", what->rows);
+        return tsr_fail(err, TSR_E_USAGE, "device copy: %zu rows are too many", what->rows);
     return stream->device->ops->copy_2d(stream, what, err);
 }
 
@@ -280,19 +280,19 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
 {
     const uint32_t to = tsr_dtype_size(box->to_dtype), from = tsr_dtype_size(box->from_dtype);
     if (to == 0 || from == 0 || to > 16 || from > 16)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: %s elements are not byte-aligned",
-                         tsr_dtype_describe(to ? box->from_dtype : box->to_dtype)->name);
+        return tsr_fail(err, TSR_E_UNSUPPORTED, "device move: %s elements are not byte-aligned",
+                        tsr_dtype_describe(to ? box->from_dtype : box->to_dtype)->name);
     if (box->from && box->to_dtype != box->from_dtype && !tsr_cast_possible(box->from_dtype, box->to_dtype))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: %s cannot be cast to %s",
-                         tsr_dtype_describe(box->from_dtype)->name, tsr_dtype_describe(box->to_dtype)->name);
+        return tsr_fail(err, TSR_E_UNSUPPORTED, "device move: %s cannot be cast to %s",
+                        tsr_dtype_describe(box->from_dtype)->name, tsr_dtype_describe(box->to_dtype)->name);
     if (box->ndim > TSR_GPU_MAX_NDIM)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: %u dimensions; at most %u are supported",
-                         (unsigned)box->ndim, TSR_GPU_MAX_NDIM);
+        return tsr_fail(err, TSR_E_USAGE, "device move: %u dimensions; at most %u are supported", (unsigned)box->ndim,
+                        TSR_GPU_MAX_NDIM);
     const bool is_cast = box->from && box->to_dtype != box->from_dtype;
     if (is_cast && ((uintptr_t)box->to % to || (uintptr_t)box->from % from))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "device move: casts need addresses that are multiples of the element sizes (%u and %u bytes)",
-                         (unsigned)from, (unsigned)to);
+        return tsr_fail(err, TSR_E_USAGE,
+                        "device move: casts need addresses that are multiples of the element sizes (%u and %u bytes)",
+                        (unsigned)from, (unsigned)to);
     uint64_t to_last = to, from_last = from;
     bool fits = true;
     *is_empty = false;
@@ -307,7 +307,7 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
                !__builtin_add_overflow(from_last, step, &from_last);
     }
     if (!fits || to_last > SIZE_MAX / 2 || from_last > SIZE_MAX / 2)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: the box is larger than the address space");
+        return tsr_fail(err, TSR_E_USAGE, "device move: the box is larger than the address space");
     return TSR_OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include "live/cuda/backend.h"
 #include "tessera/sys/gpu.h"
+#include "tessera/sys/try.h"
 
 #define REASON "this build has no CUDA"
 
@@ -15,7 +16,7 @@ void tsr_gpu_runtime_describe(tsr_gpu_runtime *out)
 tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err)
 {
     (void)out;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u: %s", (unsigned)ordinal, REASON);
+    return tsr_fail(err, TSR_E_NOT_FOUND, "cuda: there is no device %u: %s", (unsigned)ordinal, REASON);
 }
 
 tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, tsr_error *err)
@@ -37,7 +38,7 @@ tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_er
 {
     (void)below, (void)gpu;
     *out = NULL;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "nccl: %s", REASON);
 }
 
 void tsr_nccl_close(nccl_ranks *ranks)
@@ -48,18 +49,18 @@ void tsr_nccl_close(nccl_ranks *ranks)
 tsr_status tsr_nccl_all_gather(nccl_ranks *ranks, const void *mine, const size_t *sizes, void *all, tsr_error *err)
 {
     (void)ranks, (void)mine, (void)sizes, (void)all;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "nccl: %s", REASON);
 }
 
 tsr_status tsr_nccl_broadcast(nccl_ranks *ranks, void *data, size_t size, uint32_t root, tsr_error *err)
 {
     (void)ranks, (void)data, (void)size, (void)root;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "nccl: %s", REASON);
 }
 
 tsr_status tsr_nccl_exchange(nccl_ranks *ranks, const tsr_message *sends, size_t send_count, const tsr_message *receives,
                              size_t receive_count, tsr_error *err)
 {
     (void)ranks, (void)sends, (void)send_count, (void)receives, (void)receive_count;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "nccl: %s", REASON);
 }

@@ -6,6 +6,7 @@
  *   half 1               copied from ─── moved ───── copied to … */
 #include "tessera/sys/containers.h"
 #include "tessera/sys/gpu.h"
+#include "tessera/sys/try.h"
 
 #include "live/cuda/backend.h"
 
@@ -39,7 +40,7 @@ static tsr_status poison(const staged *s, tsr_status mine, tsr_error *err)
 {
     tsr_error own = {0};
     if (!err) err = &own;
-    tsr_raise(err, mine, TSR_NO_POSITION, "%s", tsr_status_name(mine));
+    tsr_fail(err, mine, "%s", tsr_status_name(mine));
     return s->below->poison(s->below, mine, err);
 }
 
@@ -263,9 +264,8 @@ static moved agree_on_rounds(staged *s, exchanging *e, tsr_error *err)
     DO_RANKS(s->below->largest(s->below, &most, err));
     e->piece = s->half_bytes / most / ALIGNMENT * ALIGNMENT;
     if (e->piece == 0)
-        DO(tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,
-                     "gpu exchange: %llu messages are too many for %zu bytes of pinned memory", (unsigned long long)most,
-                     2 * s->half_bytes));
+        DO(tsr_fail(err, TSR_E_LIMIT, "gpu exchange: %llu messages are too many for %zu bytes of pinned memory",
+                    (unsigned long long)most, 2 * s->half_bytes));
     for (size_t i = 0; i < count; i++) {
         const size_t own = message(e, i)->size / e->piece + (message(e, i)->size % e->piece != 0);
         if (own > rounds) rounds = own;

@@ -9,6 +9,7 @@
 #include "live/cuda/nccl_api.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/gpu.h"
+#include "tessera/sys/try.h"
 
 #define MOST_PITCH ((size_t)0x7fffffff) /* limit of CUDA's 2-D copies, on all devices so far */
 
@@ -44,8 +45,8 @@ static tsr_status check(const tsr_gpu *device, cudaError_t code, const char *doi
     const tsr_status status = code == cudaErrorMemoryAllocation ? TSR_E_NOMEM
                               : code == cudaErrorInvalidValue   ? TSR_E_USAGE
                                                                 : TSR_E_IO;
-    return tsr_raise(err, status, TSR_NO_POSITION, "cuda: device %d: %s: %s (%s)", ((const cuda_device *)device)->ordinal,
-                     doing, cudaGetErrorString(code), cudaGetErrorName(code));
+    return tsr_fail(err, status, "cuda: device %d: %s: %s (%s)", ((const cuda_device *)device)->ordinal, doing,
+                    cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
 /* Makes the device current. Each thread has its own current device, so every call must do this. */
@@ -77,10 +78,9 @@ static tsr_status check_ordinal(uint32_t ordinal, tsr_error *err)
     tsr_gpu_runtime_describe(&runtime);
     if (ordinal < runtime.devices) return TSR_OK;
     if (*runtime.reason)
-        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u: %s", (unsigned)ordinal,
-                         runtime.reason);
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u; the machine has %u",
-                     (unsigned)ordinal, (unsigned)runtime.devices);
+        return tsr_fail(err, TSR_E_NOT_FOUND, "cuda: there is no device %u: %s", (unsigned)ordinal, runtime.reason);
+    return tsr_fail(err, TSR_E_NOT_FOUND, "cuda: there is no device %u; the machine has %u", (unsigned)ordinal,
+                    (unsigned)runtime.devices);
 }
 
 static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
@@ -465,14 +465,13 @@ static tsr_status check_nccl(nccl_ranks *ranks, ncclResult_t code, const char *d
 {
     if (code == ncclSuccess) return TSR_OK;
     ranks->is_broken = true;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "nccl: rank %u: %s: %s", (unsigned)ranks->rank, doing,
-                     ranks->nccl.ncclGetErrorString(code));
+    return tsr_fail(err, TSR_E_IO, "nccl: rank %u: %s: %s", (unsigned)ranks->rank, doing,
+                    ranks->nccl.ncclGetErrorString(code));
 }
 
 static tsr_status prepare(nccl_ranks *ranks, tsr_comm *below, ncclUniqueId *id, tsr_error *err)
 {
-    if (ranks->gpu->ops != &backend)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: not available on a simulated device");
+    if (ranks->gpu->ops != &backend) return tsr_fail(err, TSR_E_UNSUPPORTED, "nccl: not available on a simulated device");
     TSR_TRY(open_library(&ranks->nccl, err));
     TSR_TRY(tsr_gpu_stream_new(ranks->gpu, &ranks->stream, err));
     return below->rank == 0 ? check_nccl(ranks, ranks->nccl.ncclGetUniqueId(id), "creating an id", err) : TSR_OK;
@@ -490,9 +489,9 @@ static tsr_status check_devices(nccl_ranks *ranks, tsr_comm *below, tsr_error *e
     if (status == TSR_OK) status = below->all_gather(below, mine, sizes, all, err);
     for (uint32_t r = 0; r < below->size && status == TSR_OK; r++) {
         if (r != below->rank && memcmp(all + r * sizeof mine, mine, sizeof mine) == 0)
-            status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                               "nccl: ranks %u and %u use the same device; NCCL needs a device for each rank",
-                               (unsigned)(r < below->rank ? r : below->rank), (unsigned)(r < below->rank ? below->rank : r));
+            status =
+                tsr_fail(err, TSR_E_USAGE, "nccl: ranks %u and %u use the same device; NCCL needs a device for each rank",
+                         (unsigned)(r < below->rank ? r : below->rank), (unsigned)(r < below->rank ? below->rank : r));
     }
     tsr_free(allocator, all, below->size, sizeof mine);
     tsr_free(allocator, sizes, below->size, sizeof *sizes);

@@ -3,6 +3,7 @@
 #include "live/cuda/backend.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 struct tsr_gpu_pipe {
     tsr_gpu *gpu;
@@ -96,7 +97,7 @@ static tsr_status tell_progress(load_run *run, uint64_t bytes, tsr_error *err)
 {
     run->byte_done += bytes;
     if (run->progress && run->progress->step && !run->progress->step(run->progress->ctx, run->byte_done, run->byte_total))
-        return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "loading was cancelled");
+        return tsr_fail(err, TSR_E_CANCELLED, "loading was cancelled");
     return TSR_OK;
 }
 
@@ -133,8 +134,8 @@ static tsr_status choose_types(load_part *part, tsr_error *err)
     if (part->load->dtype == TSR_DTYPE_NONE || part->load->dtype == entry->dtype) return TSR_OK;
     part->to = part->load->dtype;
     if (part->from == part->to || tsr_cast_possible(part->from, part->to)) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn),
-                     tsr_dtype_describe(part->from)->name, tsr_dtype_describe(part->to)->name);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "'%.*s': %s cannot be cast to %s", TSR_STR_ARG(entry->fqn),
+                    tsr_dtype_describe(part->from)->name, tsr_dtype_describe(part->to)->name);
 }
 
 static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_gpu_load *loads, size_t count,

@@ -17,6 +17,7 @@
 #include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 /* ---- twin ---- */
 
@@ -144,15 +145,14 @@ static tsr_status resolve(simulated *s, const void *pointer, size_t size, bool b
 {
     if (is_device(s, pointer)) {
         if (!find_block(&s->blocks, (uintptr_t)pointer, size))
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "simulated device: %zu bytes at offset %zu are not inside one allocation", size,
-                             (size_t)((const uint8_t *)pointer - s->address));
+            return tsr_fail(err, TSR_E_USAGE, "simulated device: %zu bytes at offset %zu are not inside one allocation",
+                            size, (size_t)((const uint8_t *)pointer - s->address));
         *out = s->memory + ((const uint8_t *)pointer - s->address);
         return TSR_OK;
     }
     if (by_kernel && !find_block(&s->pinned, (uintptr_t)pointer, size))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "simulated device: kernels can access %zu bytes of host memory only if they are pinned", size);
+        return tsr_fail(err, TSR_E_USAGE,
+                        "simulated device: kernels can access %zu bytes of host memory only if they are pinned", size);
     *out = (void *)(uintptr_t)pointer;
     return TSR_OK;
 }
@@ -299,8 +299,8 @@ static void pages_free(void *pages, size_t size)
 
 static tsr_status no_room(const simulated *s, size_t size, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION,
-                     "simulated device: out of memory for %zu bytes (%zu of %zu are in use)", size, s->used, s->size);
+    return tsr_fail(err, TSR_E_NOMEM, "simulated device: out of memory for %zu bytes (%zu of %zu are in use)", size, s->used,
+                    s->size);
 }
 
 /* Allocates in the first gap between existing blocks that is large enough. */
@@ -366,8 +366,7 @@ static tsr_status host_alloc(tsr_gpu *device, size_t size, void **out, tsr_error
     else if (pinned) s->pinned.count--;
     unlock(device);
     *out = pages;
-    return pages ? TSR_OK
-                 : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: out of host memory for %zu bytes", size);
+    return pages ? TSR_OK : tsr_fail(err, TSR_E_NOMEM, "simulated device: out of host memory for %zu bytes", size);
 }
 
 /* Removes a block from the list. Returns its size, or 0 if it is not in the list. */
@@ -639,8 +638,7 @@ tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_s
     s->memory = pages_new(size);
     if (!s->address || !s->memory || mprotect(s->address, size, PROT_NONE) != 0) {
         close_device(&s->base);
-        return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: out of host memory for %zu bytes",
-                         memory_bytes);
+        return tsr_fail(err, TSR_E_NOMEM, "simulated device: out of host memory for %zu bytes", memory_bytes);
     }
     *out = &s->base;
     return TSR_OK;

@@ -181,9 +181,8 @@ static tsr_status check_spec(const tsr_fsdp_model *model, const tsr_fsdp_node *n
     const tsr_tensor flat = tsr_fsdp_original(node, original);
     const tsr_str whole = tsr_tensor_words(&tensor, model->arena, err), local = tsr_tensor_words(&flat, model->arena, err);
     if (!whole.data || !local.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "'%.*s' of unit '%.*s' was flattened as %.*s, which is not this rank's shard of %.*s",
-                     TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn), TSR_STR_ARG(local), TSR_STR_ARG(whole));
+    return tsr_fail(err, TSR_E_USAGE, "'%.*s' of unit '%.*s' was flattened as %.*s, which is not this rank's shard of %.*s",
+                    TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn), TSR_STR_ARG(local), TSR_STR_ARG(whole));
 }
 
 static tsr_status fsdp_check_specs(const tsr_fsdp_model *model, const tsr_fsdp_node *node, tsr_error *err)

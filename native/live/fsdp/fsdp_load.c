@@ -6,6 +6,7 @@
 
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 /* ---- the keys, shapes and forms of a state dict, checked before any of it is written ---- */
 
@@ -84,8 +85,8 @@ static tsr_status check_tensor(const tsr_tensor *tensor, tsr_str fqn, tsr_dtype 
     const tsr_tensor model = tsr_tensor_whole(dtype, shape.ndim, shape.sizes, NULL);
     if (!tsr_shape_equal(tensor->entry.ndim, tensor->entry.shape, shape.ndim, shape.sizes)) {
         const tsr_str theirs = tsr_tensor_words(tensor, arena, err), mine = tsr_tensor_words(&model, arena, err);
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "size mismatch for '%.*s': %.*s in the state, %.*s in the model",
-                         TSR_STR_ARG(fqn), TSR_STR_ARG(theirs), TSR_STR_ARG(mine));
+        return tsr_fail(err, TSR_E_USAGE, "size mismatch for '%.*s': %.*s in the state, %.*s in the model", TSR_STR_ARG(fqn),
+                        TSR_STR_ARG(theirs), TSR_STR_ARG(mine));
     }
     TSR_FAIL_IF(tensor->meta, err, TSR_E_USAGE, "'%.*s' is on the meta device in the state", TSR_STR_ARG(fqn));
     TSR_FAIL_IF(tensor->entry.dtype != dtype && !tsr_cast_possible(tensor->entry.dtype, dtype), err, TSR_E_UNSUPPORTED,
@@ -253,8 +254,8 @@ static tsr_status strict_keys(const tsr_fsdp_loading *l, tsr_error *err)
     const tsr_str missing = join("missing keys: ", k->missing, k->missing_count, l->arena, err);
     const tsr_str unexpected = join("unexpected keys: ", k->unexpected, k->unexpected_count, l->arena, err);
     if (!missing.data || !unexpected.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%.*s%s%.*s", TSR_STR_ARG(missing),
-                     missing.size && unexpected.size ? "; " : "", TSR_STR_ARG(unexpected));
+    return tsr_fail(err, TSR_E_USAGE, "%.*s%s%.*s", TSR_STR_ARG(missing), missing.size && unexpected.size ? "; " : "",
+                    TSR_STR_ARG(unexpected));
 }
 
 /* Fills `values` and `keys`. Checks this rank's state only; the ranks compare their results afterwards. */

@@ -8,6 +8,7 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/optimizer.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/try.h"
 
 /* A call on the raw state dict of an optimizer. */
 typedef struct tsr_raw {
@@ -193,8 +194,8 @@ static tsr_status raw_named_load(const tsr_raw *raw, const tsr_value *state, con
     tsr_model_optimizer taken;
     tsr_status status = t.states && t.group_of ? TSR_OK : TSR_E_NOMEM;
     if (status == TSR_OK && !tsr_optimizer_has_state(raw->optimizer))
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                           "the named optimizer holds no state that could be loaded into: take a step before loading");
+        status = tsr_fail(err, TSR_E_USAGE,
+                          "the named optimizer holds no state that could be loaded into: take a step before loading");
     if (status == TSR_OK) status = index_given(&t, state, err);
     if (status == TSR_OK) status = take_all(&t, &taken, err);
     if (status == TSR_OK) status = tsr_optimizer_native(&taken, raw->passing, out, err);
@@ -476,11 +477,11 @@ static tsr_status with_groups(forming *f, const tsr_value *given, const tsr_valu
         }
         groups[g] =
             params ? tsr_value_dict(arena, 1, "params", tsr_value_items(arena, TSR_VALUE_LIST, params, count, err)) : NULL;
-        if (!groups[g]) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for param groups");
+        if (!groups[g]) return tsr_fail(err, TSR_E_NOMEM, "no memory for param groups");
     }
     *out = tsr_value_dict(arena, 2, "state", state, "param_groups",
                           tsr_value_items(arena, TSR_VALUE_LIST, groups, names->count, err));
-    return *out ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for param groups");
+    return *out ? TSR_OK : tsr_fail(err, TSR_E_NOMEM, "no memory for param groups");
 }
 
 /* Without the groups that with_groups added. */
@@ -488,7 +489,7 @@ static tsr_status without_groups(forming *f, const tsr_value **root, tsr_error *
 {
     const tsr_value *state = tsr_value_get(*root, TSR_STR("state"));
     if (state) *root = tsr_value_dict(f->out->arena, 1, "state", state);
-    return *root ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for the state");
+    return *root ? TSR_OK : tsr_fail(err, TSR_E_NOMEM, "no memory for the state");
 }
 
 static tsr_fsdp_state_call state_call(const forming *f)
@@ -592,7 +593,7 @@ static tsr_status add_own(forming *f, const tsr_map *given, const tsr_value **na
     const tsr_value *groups = tsr_value_get(*native, TSR_STR("param_groups"));
     *native =
         groups ? tsr_value_dict(arena, 2, "state", all, "param_groups", groups) : tsr_value_dict(arena, 1, "state", all);
-    return *native ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for the state of a named optimizer");
+    return *native ? TSR_OK : tsr_fail(err, TSR_E_NOMEM, "no memory for the state of a named optimizer");
 }
 
 static tsr_status name_loaded(forming *f, const tsr_value *state, const tsr_value **native, tsr_error *err)
@@ -613,7 +614,7 @@ static tsr_status convert_loaded(forming *f, const tsr_value *state, tsr_error *
     const bool has = !f->options.broadcast_from_rank0 || f->raw.comm->rank == 0;
     tsr_status status = TSR_OK;
     if (has && (!state || state->kind != TSR_VALUE_DICT))
-        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the optimizer's state dict is not a dict");
+        status = tsr_fail(err, TSR_E_FORMAT, "the optimizer's state dict is not a dict");
     TSR_TRY(tsr_comm_agree(f->raw.comm, status, err));
     const tsr_fsdp_state_call call = state_call(f);
     TSR_TRY(tsr_fsdp_optimizer_set(&call, has ? state : NULL, &native, err));
@@ -629,8 +630,8 @@ tsr_status tsr_fsdp_optim_state_dict_to_load(const tsr_raw_optimizer *optimizer,
     forming f;
     tsr_status status = open_forms(&f, optimizer, settings, out, err);
     if (status == TSR_OK && optimizer->named && (optimizer->input || !optimizer->optimizer))
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                           "state for a named optimizer needs the optimizer itself; pass it, and not its input");
+        status =
+            tsr_fail(err, TSR_E_USAGE, "state for a named optimizer needs the optimizer itself; pass it, and not its input");
     status = agree(&f, "optim_state_dict_to_load: settings", status, err);
     if (status == TSR_OK) status = convert_loaded(&f, state, err);
     raw_close(&f.raw);

@@ -8,6 +8,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/optim.h"
 #include "tessera/sys/optimizer.h"
+#include "tessera/sys/try.h"
 
 /* ---- full, or on the host ---- */
 
@@ -130,7 +131,7 @@ static tsr_status prefix_of(const joining *j, tsr_module_ref module, tsr_str *ou
         *out = tsr_arena_format(j->arena, err, "%.*s.", TSR_STR_ARG(fqn));
         return out->data ? TSR_OK : TSR_E_NOMEM;
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "module %u is not in the model", (unsigned)module);
+    return tsr_fail(err, TSR_E_USAGE, "module %u is not in the model", (unsigned)module);
 }
 
 /* As dict.update: a key that is there already gets the new value. */

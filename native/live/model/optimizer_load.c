@@ -13,6 +13,7 @@
 #include "tessera/sys/names.h"
 #include "tessera/sys/optim.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/try.h"
 
 /* ---- optimizer add ---- */
 
@@ -68,12 +69,11 @@ static tsr_status check_new(const adding *a, const tsr_value *value, const tsr_s
     const tsr_tensor *tensor = tsr_tensor_of(value);
     if (is_container(value) || !a->tensors_only || (tensor && tensor->entry.ndim)) return TSR_OK;
     const tsr_str path = path_text(a, at, err);
-    return path.data
-               ? tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                           "the state dict has '%.*s', which the optimizer does not hold: full_state_dict adds tensors "
-                           "with dimensions only; take a step before loading, or load without full_state_dict",
-                           TSR_STR_ARG(path))
-               : TSR_E_NOMEM;
+    return path.data ? tsr_fail(err, TSR_E_FORMAT,
+                                "the state dict has '%.*s', which the optimizer does not hold: full_state_dict adds tensors "
+                                "with dimensions only; take a step before loading, or load without full_state_dict",
+                                TSR_STR_ARG(path))
+                     : TSR_E_NOMEM;
 }
 
 static tsr_status add(const adding *a, const tsr_value *held, const tsr_value *given, const tsr_step *at,
@@ -119,10 +119,9 @@ static tsr_status add(const adding *a, const tsr_value *held, const tsr_value *g
     }
     if (given->count == 0 && is_container(given)) return TSR_OK;
     const tsr_str path = path_text(a, at, err);
-    return path.data
-               ? tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is a %s in the state dict, and a %s in the optimizer",
-                           TSR_STR_ARG(path), tsr_python_type(given), tsr_python_type(held))
-               : TSR_E_NOMEM;
+    return path.data ? tsr_fail(err, TSR_E_FORMAT, "'%.*s' is a %s in the state dict, and a %s in the optimizer",
+                                TSR_STR_ARG(path), tsr_python_type(given), tsr_python_type(held))
+                     : TSR_E_NOMEM;
 }
 
 /* Adds to `*tree` the keys of `given` that it lacks. Both are keyed by number, and their depth has been checked. With
@@ -566,10 +565,10 @@ static tsr_status check_user_state(loading *l, const tsr_value *user, tsr_error 
     const tsr_step step = {.key = user->items[0], .depth = 1};
     const tsr_str name = tsr_step_text(&step, l->passing, err);
     if (!name.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "the optimizer holds '%.*s', which is not the state of a parameter, and full_state_dict cannot be "
-                     "loaded next to it: remove it before loading, or load without full_state_dict",
-                     TSR_STR_ARG(name));
+    return tsr_fail(err, TSR_E_UNSUPPORTED,
+                    "the optimizer holds '%.*s', which is not the state of a parameter, and full_state_dict cannot be "
+                    "loaded next to it: remove it before loading, or load without full_state_dict",
+                    TSR_STR_ARG(name));
 }
 
 static tsr_status flat_both(loading *l, size_t o, full_one *out, tsr_error *err)
@@ -700,9 +699,8 @@ static tsr_status anything(loading *l, const tsr_value *state, bool *some, tsr_e
     const bool lacks = !given && !root_only(l);
     TSR_TRY(l->comm->largest(l->comm, &given, err));
     *some = given != 0;
-    const tsr_status mine = *some && lacks ? tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                                                       "the optimizer state is empty here, and not on other ranks")
-                                           : TSR_OK;
+    const tsr_status mine =
+        *some && lacks ? tsr_fail(err, TSR_E_USAGE, "the optimizer state is empty here, and not on other ranks") : TSR_OK;
     return tsr_comm_agree(l->comm, mine, err);
 }
 

@@ -5,6 +5,7 @@
 #include "live/model/optimizer_names.h"
 #include "live/tensor/state_dict.h"
 #include "tessera/sys/catalog.h"
+#include "tessera/sys/try.h"
 
 /* ---- the description ---- */
 
@@ -204,8 +205,8 @@ static tsr_status find_group_place(const tsr_fsdp_optimizers *f, group_place *ou
         const bool same = !known || (leader == out->leader && node->unit->comm->rank == out->slice &&
                                      node->unit->comm->size == f->flat.shard_size);
         if (!same && mine == TSR_OK)
-            mine = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                             "unit '%.*s' is split over different ranks than other units", TSR_STR_ARG(node->fqn));
+            mine = tsr_fail(err, TSR_E_UNSUPPORTED, "unit '%.*s' is split over different ranks than other units",
+                            TSR_STR_ARG(node->fqn));
         *out = (group_place){leader, node->unit->comm->rank};
         known = true;
     }
@@ -354,8 +355,7 @@ tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_mo
     *id = of ? tsr_tensor_ids_get(&names->ids, &of) : TSR_NO_ID;
     if (*id == TSR_NO_ID || !names->first[*id].data) {
         const tsr_str name = param->of ? param->of->name : tsr_str_from(param->name ? param->name : "");
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the optimizer's parameter '%.*s' is not one of the model's",
-                         TSR_STR_ARG(name));
+        return tsr_fail(err, TSR_E_USAGE, "the optimizer's parameter '%.*s' is not one of the model's", TSR_STR_ARG(name));
     }
     TSR_FAIL_IF(!names->held[*id], err, TSR_E_USAGE, "the model has no tensor for '%.*s'", TSR_STR_ARG(names->first[*id]));
     return TSR_OK;

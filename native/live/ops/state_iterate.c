@@ -99,7 +99,7 @@ static tsr_status convert_expanded(const tsr_tensor *from, const tsr_tensor *to,
     const uint32_t size = tsr_dtype_size(from->entry.dtype);
     uint64_t count = 0, given = 0;
     if (!tsr_entry_elements(&to->entry, &count) || !tsr_entry_elements(&from->entry, &given) || count > SIZE_MAX / 2 / size)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor is too large");
+        return tsr_fail(err, TSR_E_LIMIT, "the tensor is too large");
     if (count == 0) return TSR_OK;
     uint8_t *elements = tsr_alloc(allocator, (size_t)given, size, err),
             *all = tsr_alloc(allocator, (size_t)count, size, err);
@@ -182,7 +182,7 @@ static tsr_status check_keys(walk *w, const tsr_value *dict, const tsr_value *ot
         const tsr_step step = {.key = dict->items[2 * i]};
         if (tsr_dict_find(other, step.key, i)) continue;
         const tsr_str key = tsr_step_text(&step, w->passing, err);
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%s has no key '%.*s'", without, TSR_STR_ARG(key));
+        return tsr_fail(err, TSR_E_USAGE, "%s has no key '%.*s'", without, TSR_STR_ARG(key));
     }
     return TSR_OK;
 }
@@ -458,8 +458,7 @@ tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const 
         *data = tsr_shared_buffer(dict->shared, peer, i, bytes);
         return TSR_OK;
     }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a tensor of the shared state dict",
-                     TSR_STR_ARG(mine->entry.fqn));
+    return tsr_fail(err, TSR_E_USAGE, "'%.*s' is not a tensor of the shared state dict", TSR_STR_ARG(mine->entry.fqn));
 }
 
 /* ---- similar ---- */
@@ -488,7 +487,7 @@ tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other
     tsr_state_dict_free(passing);
     *same = status == TSR_OK;
     if (status == TSR_OK) return TSR_OK;
-    if (status != TSR_E_USAGE) return tsr_raise(err, status, TSR_NO_POSITION, "%s", found.message);
+    if (status != TSR_E_USAGE) return tsr_fail(err, status, "%s", found.message);
     if (difference) *difference = found;
     return TSR_OK;
 }

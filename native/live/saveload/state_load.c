@@ -300,7 +300,7 @@ static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_valu
     tsr_status status = tsr_tensor_pieces(tensor, passing, &pieces, &count, err);
     for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
         status = pieces[i].data ? piece_read(&l->reader, entry, tensor, &pieces[i], err)
-                                : tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the tensor has no memory");
+                                : tsr_fail(err, TSR_E_USAGE, "the tensor has no memory");
     }
     tsr_arena_free(passing);
     return status;

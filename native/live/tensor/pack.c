@@ -297,7 +297,7 @@ static tsr_status copy_link_run(const tsr_link *from, const uint8_t *source, con
     if (from->device == to->device) return to->device->within(to->device, dest, source, bytes, err);
     if (!to->device) return from->device->to_host(from->device, dest, source, bytes, err);
     if (!from->device) return to->device->from_host(to->device, dest, source, bytes, err);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "there is no copy from one device to another");
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "there is no copy from one device to another");
 }
 
 /* Starts a copy between two buffers, as boxes in common coordinates. The elements are at the larger of the two offsets. */

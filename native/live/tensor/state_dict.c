@@ -42,8 +42,8 @@ tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena 
         (step->key->kind == TSR_VALUE_STR && !memchr(step->key->text.data, 0, step->key->text.size)))
         return TSR_OK;
     const tsr_str text = tsr_step_text(step, arena, err);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "state dict: the key '%.*s' is neither a string without NUL characters nor an int", TSR_STR_ARG(text));
+    return tsr_fail(err, TSR_E_UNSUPPORTED,
+                    "state dict: the key '%.*s' is neither a string without NUL characters nor an int", TSR_STR_ARG(text));
 }
 
 tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err)
@@ -269,9 +269,8 @@ static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
     if (!rank) return TSR_OK; /* cannot happen: equal texts have equal digests */
     const tsr_str none = TSR_STR("missing");
     const tsr_str a = mine.words.data ? mine.words : none, b = theirs.words.data ? theirs.words : none;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, but %.*s on rank %" PRIu32, rank,
-                     TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
+    return tsr_fail(err, TSR_E_USAGE, "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, but %.*s on rank %" PRIu32,
+                    rank, TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
 }
 
 static tsr_status compare_in_full(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_error *err)

@@ -184,8 +184,8 @@ static uint64_t aligned(uint64_t bytes)
 
 static tsr_status raise_errno(tsr_error *err, const char *what, uint32_t rank, int number)
 {
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "shared memory: cannot %s the segment of rank %" PRIu32 ": %s", what,
-                     rank, number == ENOENT ? "there is no such segment; is it on this machine?" : strerror(number));
+    return tsr_fail(err, TSR_E_IO, "shared memory: cannot %s the segment of rank %" PRIu32 ": %s", what, rank,
+                    number == ENOENT ? "there is no such segment; is it on this machine?" : strerror(number));
 }
 
 static tsr_status map(tsr_shared *s, int file, uint32_t rank, tsr_error *err)
@@ -365,8 +365,8 @@ tsr_status tsr_tensor_same_place(const tsr_tensor *a, const tsr_tensor *b, const
     if (tsr_tensor_is_like(a, b, how->with_distribution)) return TSR_OK;
     const tsr_str x = tsr_tensor_words(a, arena, err), y = tsr_tensor_words(b, arena, err);
     if (!x.data || !y.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%.*s in %s, %.*s in %s%s", TSR_STR_ARG(x), how->a_name,
-                     TSR_STR_ARG(y), how->b_name, tsr_str_equal(x, y) ? " (other boxes)" : "");
+    return tsr_fail(err, TSR_E_USAGE, "%.*s in %s, %.*s in %s%s", TSR_STR_ARG(x), how->a_name, TSR_STR_ARG(y), how->b_name,
+                    tsr_str_equal(x, y) ? " (other boxes)" : "");
 }
 
 tsr_status tsr_device_wait(tsr_device *device, tsr_error *err)
@@ -385,7 +385,7 @@ static tsr_status copy_bytes(tsr_device *from_device, const void *from, tsr_devi
     }
     if (!to_device) return from_device->to_host(from_device, to, from, bytes, err);
     if (!from_device) return to_device->from_host(to_device, to, from, bytes, err);
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "there is no copy from one device to another");
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "there is no copy from one device to another");
 }
 
 tsr_status tsr_device_upload(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err)

@@ -86,8 +86,8 @@ static tsr_status check_tiling(const tsr_tensor *tensor, const tsr_layout *layou
     TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_USAGE,
                 "'%.*s': the boxes of ranks %" PRIu32 " and %" PRIu32 " overlap", TSR_STR_ARG(tensor->entry.fqn),
                 owner[tiling.overlap[0]], owner[tiling.overlap[1]]);
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s': %s%" PRIu64 " elements are not in any rank's box",
-                     TSR_STR_ARG(tensor->entry.fqn), tiling.missing_at_least ? "at least " : "", tiling.missing);
+    return tsr_fail(err, TSR_E_USAGE, "'%.*s': %s%" PRIu64 " elements are not in any rank's box",
+                    TSR_STR_ARG(tensor->entry.fqn), tiling.missing_at_least ? "at least " : "", tiling.missing);
 }
 
 static tsr_status box_layouts(tsr_side_requests requests, tsr_comm_blobs *blobs, const tsr_host *host, tsr_arena *arena,
