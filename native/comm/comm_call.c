@@ -55,29 +55,29 @@ static words describe(const tsr_comm_call *call)
 tsr_status tsr_call_raise(const tsr_comm_call *zero, uint32_t rank, const tsr_comm_call *other, tsr_error *err)
 {
     words first = describe(zero), second = describe(other);
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank 0 %s, but rank %" PRIu32 " %s%s", first.text, rank,
-                     second.text, strcmp(first.text, second.text) == 0 ? " with different sizes" : "");
+    return tsr_fail(err, TSR_E_USAGE, "comm: rank 0 %s, but rank %" PRIu32 " %s%s", first.text, rank, second.text,
+                    strcmp(first.text, second.text) == 0 ? " with different sizes" : "");
 }
 
 tsr_status tsr_call_raise_left(uint32_t rank, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: rank %" PRIu32 " has left", rank);
+    return tsr_fail(err, TSR_E_IO, "comm: rank %" PRIu32 " has left", rank);
 }
 
 tsr_status tsr_call_check_root(uint32_t root, uint32_t ranks, tsr_error *err)
 {
     if (root < ranks) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "comm: rank %" PRIu32 " cannot broadcast: there are only ranks 0 to %" PRIu32, root, ranks - 1);
+    return tsr_fail(err, TSR_E_USAGE, "comm: rank %" PRIu32 " cannot broadcast: there are only ranks 0 to %" PRIu32, root,
+                    ranks - 1);
 }
 
 tsr_status tsr_call_check_peers(const tsr_message *messages, size_t count, uint32_t ranks, tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         if (messages[i].peer >= ranks) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "comm: message %zu is for rank %" PRIu32 ", but there are only ranks 0 to %" PRIu32, i,
-                             messages[i].peer, ranks - 1);
+            return tsr_fail(err, TSR_E_USAGE,
+                            "comm: message %zu is for rank %" PRIu32 ", but there are only ranks 0 to %" PRIu32, i,
+                            messages[i].peer, ranks - 1);
         }
     }
     return TSR_OK;
@@ -99,11 +99,11 @@ tsr_status tsr_traffic_check(uint32_t from, const tsr_traffic *sent, uint32_t ra
                              tsr_error *err)
 {
     if (sent->count == expected->count && sent->bytes == expected->bytes && sent->digest == expected->digest) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "comm: rank %" PRIu32 " sends %" PRIu64 " messages of %" PRIu64 " bytes to rank %" PRIu32
-                     ", which expects %" PRIu64 " of %" PRIu64 " bytes%s",
-                     from, sent->count, sent->bytes, rank, expected->count, expected->bytes,
-                     sent->count == expected->count && sent->bytes == expected->bytes ? " with different sizes" : "");
+    return tsr_fail(err, TSR_E_USAGE,
+                    "comm: rank %" PRIu32 " sends %" PRIu64 " messages of %" PRIu64 " bytes to rank %" PRIu32
+                    ", which expects %" PRIu64 " of %" PRIu64 " bytes%s",
+                    from, sent->count, sent->bytes, rank, expected->count, expected->bytes,
+                    sent->count == expected->count && sent->bytes == expected->bytes ? " with different sizes" : "");
 }
 
 /* Wraps another communicator, and makes its calls late or makes them fail. */
@@ -138,8 +138,7 @@ static tsr_status strike(faulty *f, const tsr_fault *fault, tsr_error *err)
     const uint64_t call = fault->call;
     if (fault->kind == TSR_FAULT_KILL) raise(SIGKILL);
     f->faults->gone = fault->kind != TSR_FAULT_FAIL;
-    tsr_status status =
-        tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "injected at call %" PRIu64 " of rank %" PRIu32, call, f->rank);
+    tsr_status status = tsr_fail(err, TSR_E_IO, "injected at call %" PRIu64 " of rank %" PRIu32, call, f->rank);
     return fault->kind == TSR_FAULT_FAIL ? f->inner->poison(f->inner, status, err) : status;
 }
 
@@ -155,7 +154,7 @@ static const tsr_fault *fault_at(const faulty *f, uint64_t call, bool afterwards
 static tsr_status before(faulty *f, uint64_t *call, tsr_error *err)
 {
     *call = f->faults->calls;
-    if (f->faults->gone) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "this rank is gone");
+    if (f->faults->gone) return tsr_fail(err, TSR_E_IO, "this rank is gone");
     f->faults->calls++;
     be_late(f, *call);
     const tsr_fault *fault = fault_at(f, *call, false);

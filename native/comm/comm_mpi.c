@@ -24,6 +24,7 @@
 
 #include "tessera/memory.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/try.h"
 
 typedef struct tsr_pulse tsr_pulse;
 
@@ -145,7 +146,7 @@ static tsr_status exchange_identities(tsr_pulse *p, tsr_error *err)
     const identity own = own_identity();
     if (MPI_Sendrecv(&own, sizeof own, MPI_BYTE, p->listener, 0, &p->neighbor, sizeof own, MPI_BYTE, p->watched, 0, p->ranks,
                      MPI_STATUS_IGNORE) != MPI_SUCCESS)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the watchdog cannot reach its neighbor");
+        return tsr_fail(err, TSR_E_IO, "comm: the watchdog cannot reach its neighbor");
     const identity *other = &p->neighbor;
     if (!own.process || strcmp(own.machine, other->machine) != 0 || own.pid_namespace != other->pid_namespace)
         p->neighbor.process = 0;
@@ -252,7 +253,7 @@ static tsr_status start_thread(tsr_pulse *p, tsr_error *err)
     pthread_cond_init(&p->woken, &attributes);
     pthread_condattr_destroy(&attributes);
     if (pthread_create(&p->thread, NULL, run_watchdog, p) == 0) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start the watchdog's thread");
+    return tsr_fail(err, TSR_E_IO, "comm: cannot start the watchdog's thread");
 }
 
 /* Starts the watchdog. Collective. `limit` is in seconds; a negative one means no watchdog. *out is NULL if there is nothing
@@ -285,7 +286,7 @@ static tsr_status pulse_start(MPI_Comm ranks, double limit, const tsr_allocator 
     }
     if (own != MPI_COMM_NULL) MPI_Comm_free(&own);
     tsr_free(allocator, p, 1, sizeof *p);
-    return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "comm: a rank cannot set up its watchdog");
+    return tsr_fail(err, TSR_E_NOMEM, "comm: a rank cannot set up its watchdog");
 }
 
 /* Stops the watchdog. Collective. Accepts NULL. */
@@ -315,7 +316,6 @@ static void pulse_stop(tsr_pulse *p)
 #include "tessera/comm.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/try.h"
 
 /* Only Open MPI has a function for this. */
 bool tsr_mpi_takes_device_memory(void)
@@ -524,7 +524,7 @@ static tsr_status check_mpi(member *m, int code, const char *what)
     if (code == MPI_SUCCESS) return TSR_OK;
     MPI_Error_string(code, text, &size);
     m->broken = true;
-    return tsr_raise(&m->failed, TSR_E_IO, TSR_NO_POSITION, "comm: %s failed: %s", what, text);
+    return tsr_fail(&m->failed, TSR_E_IO, "comm: %s failed: %s", what, text);
 }
 
 static tsr_status raise_again(const member *m, tsr_error *err)
@@ -765,7 +765,7 @@ static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm
     *out = NULL;
     member *child = wanted ? new_member(m->allocator, m->round_bytes, comm->size, &own) : NULL;
     if (number > INT32_MAX || place > INT32_MAX)
-        tsr_raise(&own, TSR_E_LIMIT, TSR_NO_POSITION, "comm: groups and orders of a split can be at most 2147483647");
+        tsr_fail(&own, TSR_E_LIMIT, "comm: groups and orders of a split can be at most 2147483647");
     if (enter(m, &call, &own, NULL) == TSR_OK)
         check_mpi(m, MPI_Comm_split(m->ranks, wanted ? (int)number : MPI_UNDEFINED, (int)place, &ranks), "splitting");
     if (m->failed.status != TSR_OK || !wanted) {
@@ -797,9 +797,9 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_comm_mpi_options, err));
     MPI_Initialized(&begun);
     MPI_Finalized(&ended);
-    if (!begun || ended) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: MPI is not initialized");
+    if (!begun || ended) return tsr_fail(err, TSR_E_USAGE, "comm: MPI is not initialized");
     if (MPI_Comm_dup(ranks, &copy) != MPI_SUCCESS)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the MPI communicator cannot be duplicated");
+        return tsr_fail(err, TSR_E_IO, "comm: the MPI communicator cannot be duplicated");
     int size = 0;
     MPI_Comm_size(copy, &size);
     size_t round_bytes = own.round_bytes ? own.round_bytes : TSR_MPI_ROUND_BYTES;
@@ -807,7 +807,7 @@ tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options
     member *m = new_member(allocator, round_bytes, (uint32_t)size, err);
     int failed = !m;
     MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, copy);
-    tsr_status status = failed ? tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "comm: a rank is out of memory") : TSR_OK;
+    tsr_status status = failed ? tsr_fail(err, TSR_E_NOMEM, "comm: a rank is out of memory") : TSR_OK;
     if (status == TSR_OK) {
         fill_member(m, copy);
         status = pulse_start(copy, own.peer_limit != 0 ? own.peer_limit : TSR_MPI_PEER_LIMIT, allocator, &m->pulse, err);
@@ -829,7 +829,7 @@ tsr_status tsr_mpi_start(int *argc, char ***argv, tsr_error *err)
     MPI_Initialized(&begun);
     if (begun) return TSR_OK;
     if (MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: MPI cannot be initialized");
+        return tsr_fail(err, TSR_E_IO, "comm: MPI cannot be initialized");
     finalizes = true;
     return TSR_OK;
 }

@@ -446,8 +446,7 @@ static tsr_status first_failure(uint32_t count, const simulated *ranks, tsr_erro
     const simulated *found = NULL;
     for (uint32_t r = count; r-- > 0;) {
         const simulated *s = &ranks[r];
-        if (!s->started)
-            return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: cannot start a thread for rank %u", (unsigned)r);
+        if (!s->started) return tsr_fail(err, TSR_E_IO, "comm: cannot start a thread for rank %u", (unsigned)r);
         bool consequence = s->status == TSR_E_IO && strstr(s->error.message, "has left");
         if (s->status != TSR_OK && (!consequence || !found)) found = s;
     }

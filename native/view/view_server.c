@@ -23,6 +23,7 @@
 #include "tessera/sys/json.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/text.h"
+#include "tessera/sys/try.h"
 
 typedef struct view_request {
     const char *method;
@@ -399,20 +400,19 @@ static tsr_status listen_on(view_http *http, uint16_t port, tsr_error *err)
     http->listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (http->listener < 0 || setsockopt(http->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
         bind(http->listener, (const struct sockaddr *)&place, sizeof place) != 0 || listen(http->listener, SOMAXCONN) != 0)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot listen on 127.0.0.1:%u: %s", port, strerror(errno));
+        return tsr_fail(err, TSR_E_IO, "cannot listen on 127.0.0.1:%u: %s", port, strerror(errno));
     return TSR_OK;
 }
 
 static tsr_status start_threads(view_http *http, tsr_error *err)
 {
-    if (pipe2(http->stop, O_CLOEXEC) != 0)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot make a pipe: %s", strerror(errno));
+    if (pipe2(http->stop, O_CLOEXEC) != 0) return tsr_fail(err, TSR_E_IO, "cannot make a pipe: %s", strerror(errno));
     for (; http->thread_count < THREADS; http->thread_count++) {
         loop *l = &http->loops[http->thread_count];
         l->http = http;
         for (size_t i = 0; i < MOST_CLIENTS; i++) l->clients[i].state = CLIENT_UNUSED;
         const int error = pthread_create(&l->thread, NULL, run_loop, l);
-        if (error) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot start a thread: %s", strerror(error));
+        if (error) return tsr_fail(err, TSR_E_IO, "cannot start a thread: %s", strerror(error));
     }
     return TSR_OK;
 }
@@ -667,7 +667,7 @@ static tsr_status make_token(view_server *s, tsr_error *err)
 {
     unsigned char bytes[TOKEN_SIZE / 2];
     if (getentropy(bytes, sizeof bytes) != 0)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot get random bytes from the system: %s", strerror(errno));
+        return tsr_fail(err, TSR_E_IO, "cannot get random bytes from the system: %s", strerror(errno));
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(s->token + 2 * i, 3, "%02x", bytes[i]);
     return TSR_OK;
 }
