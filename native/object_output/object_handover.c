@@ -94,8 +94,7 @@ void tsr_object_output_keep_uploads(tsr_output *base)
 
 static tsr_status refuse_note(tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
-                     "the note of a share is damaged, or of other files; run the share again");
+    return tsr_fail(err, TSR_E_FORMAT, "the note of a share is damaged, or of other files; run the share again");
 }
 
 /* Takes the tag and the checksum of a part. The tag is empty if there is a whole object instead of an upload. */

@@ -105,12 +105,11 @@ static tsr_status look(object_output *output, tsr_object_list *found, tsr_error 
     if (!first) return output->options.only_marker.size ? TSR_OK : tsr_foreign_refuse(output, found, err);
     if (output->options.overwrite) return TSR_OK;
     if (tsr_str_equal(first->key, output->root))
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "the destination '%s' exists; --overwrite replaces it",
-                         tsr_shown_key_of(service, output->root).text);
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
-                     tsr_shown_key_of(service, output->root).text, TSR_STR_ARG((tsr_str_after(first->key, prefix.size))));
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "the destination '%s' exists; --overwrite replaces it",
+                        tsr_shown_key_of(service, output->root).text);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
+                    tsr_shown_key_of(service, output->root).text, TSR_STR_ARG((tsr_str_after(first->key, prefix.size))));
 }
 
 /* Whether an object has been written since the output was opened. False for an object that no longer exists. */
@@ -125,10 +124,10 @@ static bool was_written(const object_output *output, tsr_str key, const tsr_map 
 
 static tsr_status refuse_written(const object_output *output, tsr_str key, tsr_error *err)
 {
-    return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
-                     "another program has written '%s' during this run, so nothing was published; run it again, or write to "
-                     "another URL",
-                     tsr_shown_key_of(output->service, key).text);
+    return tsr_fail(tsr_naming(err), TSR_E_CHANGED,
+                    "another program has written '%s' during this run, so nothing was published; run it again, or write to "
+                    "another URL",
+                    tsr_shown_key_of(output->service, key).text);
 }
 
 /* Objects that would be removed or replaced must be those that were there when it was decided: a training job may have saved
@@ -319,9 +318,7 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
     } else {
         if (object->begun == UPLOAD_BEGUN)
             status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
-        else
-            status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                               "there is no upload"); /* the object may be complete already */
+        else status = tsr_fail(err, TSR_E_NOT_FOUND, "there is no upload"); /* the object may be complete already */
         if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
     }
     object->is_made = status == TSR_OK;
@@ -567,8 +564,8 @@ static tsr_status list_unfinished(object_output *output, tsr_error *err)
     TSR_TRY(tsr_object_list_open(output->allocator, &output->unfinished, err));
     if (!kind->list_unfinished) return TSR_OK;
     if (kind->list_unfinished(output->service, prefix, &output->unfinished, &why) == TSR_OK) return TSR_OK;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_UNSUPPORTED,
         "--resume needs the list of unfinished uploads, which the server does not give (%s); run without --resume",
         why.message);
 }
@@ -658,8 +655,8 @@ tsr_status tsr_object_output_give_up(tsr_output *base, tsr_object_is_ours_fn *is
     tsr_status status = kind->list_unfinished(output->service, prefix, &found, &why);
     if (status == TSR_OK) status = give_up_all(output, &found, is_ours, err);
     else
-        status = tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                           "the server does not list unfinished uploads (%s)", why.message);
+        status =
+            tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED, "the server does not list unfinished uploads (%s)", why.message);
     tsr_object_list_close(&found);
     return status;
 }

@@ -40,9 +40,8 @@ bool tsr_resume_knows(const object_output *output, tsr_str key)
 
 static tsr_status refuse_other(const object_output *output, tsr_str key, tsr_error *err)
 {
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' exists, and is not what this run writes; --overwrite replaces it",
-                     tsr_shown_key_of(output->service, key).text);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "'%s' exists, and is not what this run writes; --overwrite replaces it",
+                    tsr_shown_key_of(output->service, key).text);
 }
 
 /* Takes over an existing object if it may belong to this job. TSR_E_EXISTS if it has another size. */
@@ -175,7 +174,7 @@ static void stop(object_output *output, tsr_status status, const tsr_error *why)
 
 static tsr_status stopped(const object_output *output, tsr_error *err)
 {
-    if (output->failure == TSR_OK) return tsr_raise(err, TSR_E_CANCELLED, TSR_NO_POSITION, "writing was stopped");
+    if (output->failure == TSR_OK) return tsr_fail(err, TSR_E_CANCELLED, "writing was stopped");
     return tsr_raise_again(err, output->failure, &output->why);
 }
 
@@ -397,7 +396,7 @@ static tsr_status add_to_queue(object_output *output, queued_part of, tsr_error 
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are to be handled by other threads */
     output->thread_count += pthread_create(&output->threads[output->thread_count], NULL, parts_upload, output) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return output->thread_count ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cannot start a thread for uploads");
+    return output->thread_count ? TSR_OK : tsr_fail(err, TSR_E_NOMEM, "cannot start a thread for uploads");
 }
 
 /* A range of bytes in one part. */
@@ -420,8 +419,8 @@ static tsr_status parts_write(object_output *output, part_bytes where, const voi
     part->writers--;
     if (status == TSR_OK) part->filled += where.size;
     if (status == TSR_OK && part->filled > size_of(where.object, where.number))
-        status = tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION, "bytes of '%.*s' were written twice",
-                           TSR_STR_ARG(where.object->upload.key));
+        status = tsr_fail(tsr_naming(err), TSR_E_USAGE, "bytes of '%.*s' were written twice",
+                          TSR_STR_ARG(where.object->upload.key));
     if (status == TSR_OK && part->filled == size_of(where.object, where.number) && !part->writers)
         status = add_to_queue(output, of, err);
     pthread_cond_broadcast(&output->changed);

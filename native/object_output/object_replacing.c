@@ -70,8 +70,8 @@ tsr_status tsr_note_read(tsr_service *service, const tsr_object *object, tsr_are
     tsr_status status = tsr_exchange_perform(service, &request, &x, 1, err);
     if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(service, &x, err);
     if (status == TSR_OK && x.transfer.answer.size != object->size)
-        status = tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION, "%s changed while it was read",
-                           tsr_shown_key_of(service, object->key).text);
+        status = tsr_fail(tsr_naming(err), TSR_E_CHANGED, "%s changed while it was read",
+                          tsr_shown_key_of(service, object->key).text);
     tsr_exchange_end(&x);
     return status == TSR_OK ? check_sum(service, object, (tsr_str){buffer, (size_t)object->size}, text, err) : status;
 }
@@ -281,8 +281,8 @@ typedef struct reading {
 
 static tsr_status refuse(const reading *r, tsr_error *err)
 {
-    return tsr_raise(tsr_naming(err), TSR_E_FORMAT, TSR_NO_POSITION, "%s: the note of what is being replaced is damaged",
-                     tsr_shown_key_of(r->service, r->head).text);
+    return tsr_fail(tsr_naming(err), TSR_E_FORMAT, "%s: the note of what is being replaced is damaged",
+                    tsr_shown_key_of(r->service, r->head).text);
 }
 
 static tsr_status list(reading *r, const tsr_allocator *allocator, tsr_error *err)

@@ -111,9 +111,8 @@ tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x,
     const tsr_str key = x->request->on_bucket ? TSR_STR("") : x->request->key;
     const char *advice = is_mismatch(t) ? "; it received other bytes than those that were sent, several times"
                                         : advice_for(code, status, service, x->request);
-    return tsr_raise(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
-                     "%s: the server answered %ld%s%s%s%s", tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "",
-                     code, code[0] ? ")" : "", advice);
+    return tsr_fail(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, "%s: the server answered %ld%s%s%s%s",
+                    tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "", code, code[0] ? ")" : "", advice);
 }
 
 /* ---- attempts ---- */
@@ -374,8 +373,7 @@ tsr_status tsr_exchange_text(tsr_service *service, tsr_request request, size_t m
     tsr_status status = tsr_exchange_perform(service, &request, x, 1, err);
     if (status == TSR_OK && x->transfer.answer.status >= 300) status = tsr_exchange_error(service, x, err);
     if (status == TSR_OK && x->transfer.overflowed)
-        status =
-            tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%s: an answer is longer than %zu bytes", service->shown, most);
+        status = tsr_fail(err, TSR_E_LIMIT, "%s: an answer is longer than %zu bytes", service->shown, most);
     if (status == TSR_OK) *text = tsr_arena_str(x->arena, (tsr_str){buffer, x->transfer.answer.size}, err);
     if (status == TSR_OK && !text->data) status = TSR_E_NOMEM;
     tsr_free(service->allocator, buffer, most, 1);

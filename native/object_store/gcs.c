@@ -377,12 +377,12 @@ static tsr_status open_session(session *s, tsr_error *err)
     tsr_str text;
     tsr_status status = tsr_exchange_text(s->service, request, MOST_ANSWER, &x, &text, err);
     if (status != TSR_OK && x.transfer.answer.status == 412)
-        status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it",
-                           tsr_shown_key_of(s->service, s->upload->key).text);
+        status = tsr_fail(err, TSR_E_EXISTS, "'%s' exists; --overwrite replaces it",
+                          tsr_shown_key_of(s->service, s->upload->key).text);
     const char *to = x.transfer.location;
     if (status == TSR_OK && (!to || (strncmp(to, "http://", 7) != 0 && strncmp(to, "https://", 8) != 0)))
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server does not state the upload that it began",
-                           tsr_shown_key_of(s->service, s->upload->key).text);
+        status = tsr_fail(err, TSR_E_IO, "%s: the server does not state the upload that it began",
+                          tsr_shown_key_of(s->service, s->upload->key).text);
     if (status == TSR_OK) s->url = tsr_arena_str(s->arena, tsr_str_from(to), err).data;
     if (status == TSR_OK && !s->url) status = TSR_E_NOMEM;
     tsr_exchange_end(&x);
@@ -415,8 +415,8 @@ static tsr_status put_chunk(session *s, const void *data, size_t size, bool *is_
         if (answer->status == RESUME_INCOMPLETE) s->stored = answer->stored;
         else if (answer->status < 300) s->is_done = true;
         else if (answer->status == 412)
-            status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it",
-                               tsr_shown_key_of(s->service, s->upload->key).text);
+            status = tsr_fail(err, TSR_E_EXISTS, "'%s' exists; --overwrite replaces it",
+                              tsr_shown_key_of(s->service, s->upload->key).text);
         else status = tsr_exchange_error(s->service, &x, err);
     }
     tsr_exchange_end(&x);
@@ -433,7 +433,7 @@ static tsr_status ask_what_is_stored(session *s, tsr_error *err)
         TSR_TRY(tsr_upload_is_there(s->service, s->upload, NULL, &s->is_done, err));
         if (s->is_done) return TSR_OK;
     }
-    return status == TSR_OK ? TSR_OK : tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return status == TSR_OK ? TSR_OK : tsr_fail(err, status, "%s", why.message);
 }
 
 /* Sends a part that is in memory, as often as the server needs to have all of it. */
@@ -469,8 +469,8 @@ static tsr_status send_all(session *s, const tsr_part_tag *tags, unsigned count,
     }
     tsr_free(s->service->allocator, buffer, LARGEST_PART, 1);
     if (status == TSR_OK && !s->is_done)
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server did not confirm that the object was written",
-                           tsr_shown_key_of(s->service, s->upload->key).text);
+        status = tsr_fail(err, TSR_E_IO, "%s: the server did not confirm that the object was written",
+                          tsr_shown_key_of(s->service, s->upload->key).text);
     return status;
 }
 

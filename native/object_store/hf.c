@@ -61,9 +61,7 @@ static tsr_status read_page(tsr_str page, tsr_object_list *out, tsr_error *err)
 {
     cJSON *root = cJSON_ParseWithLength(page.data, page.size);
     const cJSON *item;
-    tsr_status status = cJSON_IsArray(root)
-                            ? TSR_OK
-                            : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the hub's listing is not a JSON array");
+    tsr_status status = cJSON_IsArray(root) ? TSR_OK : tsr_fail(err, TSR_E_FORMAT, "the hub's listing is not a JSON array");
     cJSON_ArrayForEach(item, root)
     {
         if (status == TSR_OK) status = add_file(item, out, err);
@@ -140,8 +138,7 @@ static tsr_status stat_file(tsr_service *base, tsr_str key, tsr_object_list *out
     }
     tsr_object_list_close(&found);
     if (status != TSR_OK || is_there) return status;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s: the repository has no such file", base->shown,
-                     TSR_STR_ARG(key));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "%s/%.*s: the repository has no such file", base->shown, TSR_STR_ARG(key));
 }
 
 /* ---- opening ---- */
@@ -183,7 +180,7 @@ static tsr_status find_commit(hf *service, tsr_str revision, tsr_error *err)
                       strspn(sha->valuestring, "0123456789abcdef") == strlen(sha->valuestring);
     if (good) service->commit = tsr_arena_str(service->base.arena, tsr_str_from(sha->valuestring), err).data;
     if (status == TSR_OK && !good)
-        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the hub does not state the commit", service->base.shown);
+        status = tsr_fail(err, TSR_E_FORMAT, "%s: the hub does not state the commit", service->base.shown);
     if (status == TSR_OK && !service->commit) status = TSR_E_NOMEM;
     cJSON_Delete(root);
     tsr_exchange_end(&x);

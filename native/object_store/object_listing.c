@@ -126,11 +126,10 @@ static void XMLCALL begin_element(void *ctx, const XML_Char *name, const XML_Cha
     if (r->depth++ == 0) {
         r->is_error = strcmp(name, "Error") == 0;
         if (!r->is_error && strncmp(name, r->form->root, strlen(r->form->root)) != 0)
-            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                              "the server gave <%s> where a listing (<%s>) was expected", name, r->form->root));
+            stop(r, tsr_fail(r->err, TSR_E_FORMAT, "the server gave <%s> where a listing (<%s>) was expected", name,
+                             r->form->root));
     } else if (r->depth > MOST_DEPTH) {
-        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is nested more than %d deep",
-                          MOST_DEPTH));
+        stop(r, tsr_fail(r->err, TSR_E_FORMAT, "the server's listing is nested more than %d deep", MOST_DEPTH));
     } else if (strcmp(name, r->form->item) == 0) {
         r->in_item = true;
         r->has_key = r->has_size = false;
@@ -142,8 +141,7 @@ static void XMLCALL take_text(void *ctx, const XML_Char *text, int size)
 {
     reading *r = ctx;
     if ((size_t)size > MOST_TEXT - r->size) {
-        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION,
-                          "an element of the server's listing is longer than %d bytes", MOST_TEXT));
+        stop(r, tsr_fail(r->err, TSR_E_FORMAT, "an element of the server's listing is longer than %d bytes", MOST_TEXT));
         return;
     }
     memcpy(r->text + r->size, text, (size_t)size);
@@ -155,8 +153,7 @@ static void take_size(reading *r, tsr_str text)
     uint64_t size = 0;
     for (size_t i = 0; i < text.size; i++) {
         if (!tsr_is_digit(text.data[i]) || size > (UINT64_MAX >> 1) / 10) {
-            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing states '%.*s' as a size",
-                              TSR_STR_ARG(text)));
+            stop(r, tsr_fail(r->err, TSR_E_FORMAT, "the server's listing states '%.*s' as a size", TSR_STR_ARG(text)));
             return;
         }
         size = size * 10 + (uint64_t)(text.data[i] - '0');
@@ -176,7 +173,7 @@ static void end_item(reading *r)
 {
     r->in_item = false;
     if (!r->has_key || (r->form->size && !r->has_size)) {
-        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server lists an object without a name or a size"));
+        stop(r, tsr_fail(r->err, TSR_E_FORMAT, "the server lists an object without a name or a size"));
         return;
     }
     if (r->is_encoded) r->object.key = decode(r->out->arena, r->object.key, r->err);
@@ -190,7 +187,7 @@ static void XMLCALL end_element(void *ctx, const XML_Char *name)
     const tsr_str text = {r->text, r->size};
     r->depth--;
     if (r->is_error && strcmp(name, "Code") == 0) {
-        stop(r, tsr_raise(r->err, TSR_E_IO, TSR_NO_POSITION, "the server answered with the error %.*s", TSR_STR_ARG(text)));
+        stop(r, tsr_fail(r->err, TSR_E_IO, "the server answered with the error %.*s", TSR_STR_ARG(text)));
     } else if (r->in_item && strcmp(name, r->form->key) == 0) {
         r->object.key = keep(r, text);
         r->has_key = true;
@@ -230,7 +227,7 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
     /* <EncodingType> may follow the objects that it applies to, so it is searched for first. */
     r.is_encoded = page.size && memmem(page.data, page.size, "<EncodingType>url</EncodingType>", 32);
     r.parser = XML_ParserCreate(NULL);
-    if (!r.parser) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for a listing");
+    if (!r.parser) return tsr_fail(err, TSR_E_NOMEM, "no memory for a listing");
     XML_SetUserData(r.parser, &r);
     XML_SetElementHandler(r.parser, begin_element, end_element);
     XML_SetCharacterDataHandler(r.parser, take_text);
@@ -239,8 +236,7 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
     if (!good && r.status == TSR_OK)
         r.status = tsr_raise(err, TSR_E_FORMAT, (uint64_t)XML_GetCurrentByteIndex(r.parser),
                              "the server's listing is not XML: %s", XML_ErrorString(XML_GetErrorCode(r.parser)));
-    if (r.status == TSR_OK && r.is_error)
-        r.status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the server answered with an error");
+    if (r.status == TSR_OK && r.is_error) r.status = tsr_fail(err, TSR_E_IO, "the server answered with an error");
     if (form->cut && !r.is_cut) *next = (tsr_str){NULL, 0};
     XML_ParserFree(r.parser);
     return r.status;
@@ -249,8 +245,8 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
 tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
 {
     (void)form, (void)page, (void)out, (void)next;
-    return tsr_raise(err, TSR_E_NOT_BUILT, TSR_NO_POSITION,
-                     "this build cannot list object stores: it was built without expat (Debian: libexpat1-dev)");
+    return tsr_fail(err, TSR_E_NOT_BUILT,
+                    "this build cannot list object stores: it was built without expat (Debian: libexpat1-dev)");
 }
 #endif
 
@@ -285,9 +281,8 @@ tsr_status tsr_listing_read_google(tsr_str page, tsr_object_list *out, tsr_str *
 {
     cJSON *root = cJSON_ParseWithLength(page.data, page.size);
     const cJSON *item, *token = cJSON_GetObjectItemCaseSensitive(root, "nextPageToken");
-    tsr_status status = cJSON_IsObject(root)
-                            ? TSR_OK
-                            : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is not a JSON object");
+    tsr_status status =
+        cJSON_IsObject(root) ? TSR_OK : tsr_fail(err, TSR_E_FORMAT, "the server's listing is not a JSON object");
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "items"))
     {
         if (status == TSR_OK) status = add_object(item, out, err);

@@ -220,8 +220,8 @@ tsr_status tsr_urls_refuse_overlap(const char *const *sources, size_t count, con
 {
     for (size_t i = 0; i < count; i++) {
         if (!is_within(sources[i], destination) && !is_within(destination, sources[i])) continue;
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
-                         destination, sources[i]);
+        return tsr_fail(err, TSR_E_USAGE, "the destination '%s' is, contains or is inside the source '%s'", destination,
+                        sources[i]);
     }
     return TSR_OK;
 }
@@ -231,7 +231,7 @@ tsr_status tsr_path_must_be_local(const char *path, tsr_error *err)
     char shown[1024];
     if (!tsr_is_url(path)) return TSR_OK;
     shown[tsr_uri_redact(tsr_str_from(path), shown, sizeof shown - 1)] = '\0';
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot write to '%s'; name a path on this machine", shown);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "cannot write to '%s'; name a path on this machine", shown);
 }
 
 /* ---- object store ---- */
@@ -333,8 +333,7 @@ static tsr_status check_damage(object_store *store, const tsr_object *object, ts
     pthread_mutex_lock(&store->lock);
     const bool is_damaged = store->damaged == object;
     pthread_mutex_unlock(&store->lock);
-    return is_damaged ? tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s",
-                                  tsr_shown_key_of(store->service, object->key).text, store->damage)
+    return is_damaged ? tsr_fail(err, TSR_E_IO, "%s: %s", tsr_shown_key_of(store->service, object->key).text, store->damage)
                       : TSR_OK;
 }
 
@@ -345,7 +344,7 @@ static tsr_status fail_as_damaged(object_store *store, const tsr_object *object,
     if (!store->damaged) snprintf(store->damage, sizeof store->damage, "%s", damage);
     if (!store->damaged) store->damaged = object;
     pthread_mutex_unlock(&store->lock);
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", tsr_shown_key_of(store->service, object->key).text, damage);
+    return tsr_fail(err, TSR_E_IO, "%s: %s", tsr_shown_key_of(store->service, object->key).text, damage);
 }
 
 /* Compares an object with its checksum when the last of its ranges has arrived. Which of them is damaged is not known then, so that the read
@@ -614,8 +613,8 @@ static tsr_status open_object(object_store *store, tsr_str key, tsr_error *err)
     for (uint32_t f = 0; f < store->base.file_count; f++)
         if (tsr_str_equal(store->base.files[f].name, name)) store->base.primary = f;
     return store->base.primary == TSR_NO_FILE
-               ? tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s is not in the listing of its directory",
-                           store->service->shown, TSR_STR_ARG(key))
+               ? tsr_fail(err, TSR_E_NOT_FOUND, "%s/%.*s is not in the listing of its directory", store->service->shown,
+                          TSR_STR_ARG(key))
                : TSR_OK;
 }
 

@@ -178,7 +178,7 @@ static tsr_status from_json(tsr_str json, const char *source, tsr_arena *arena, 
         tsr_metadata_member(json, "Token", arena, NULL), time_of(tsr_metadata_member(json, "Expiration", arena, NULL))};
     if (out->id && out->secret) return TSR_OK;
     *out = (tsr_credentials){0};
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave no credentials", source);
+    return tsr_fail(err, TSR_E_IO, "%s gave no credentials", source);
 }
 
 /* Credentials may be sent in plain text over HTTP only by this machine itself, or by the addresses that serve them to
@@ -526,7 +526,7 @@ static tsr_status read_page(tsr_service *service, const tsr_request *request, co
     tsr_status status = tsr_exchange_text(service, *request, MOST_PAGE, &x, &page, err);
     if (status == TSR_OK) status = tsr_listing_read(form, page, out, next, err);
     if (status == TSR_OK && next->size && tsr_str_equal(asked, *next))
-        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the server's listing does not advance", service->shown);
+        status = tsr_fail(err, TSR_E_FORMAT, "%s: the server's listing does not advance", service->shown);
     tsr_exchange_end(&x);
     return status;
 }
@@ -700,8 +700,8 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
     if (service->declares_checksums && service->checksum_use[TSR_CHECKSUM_BODIES] == TSR_CHECKSUMS_TAKEN)
         add_checksum(tag, checksum);
     if (status == TSR_OK && (!tag->text[0] || strpbrk(tag->text, "<>&")))
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server does not state the ETag of a part",
-                           tsr_shown_key_of(service, upload->key).text);
+        status = tsr_fail(err, TSR_E_IO, "%s: the server does not state the ETag of a part",
+                          tsr_shown_key_of(service, upload->key).text);
     return status;
 }
 

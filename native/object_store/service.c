@@ -78,8 +78,8 @@ tsr_status tsr_service_stat_by_range(tsr_service *base, tsr_str key, tsr_object_
     const bool is_empty = x.transfer.answer.status == 416 && x.transfer.answer.total == 0;
     if (status == TSR_OK && x.transfer.answer.status >= 300 && !is_empty) status = tsr_exchange_error(base, &x, err);
     if (status == TSR_OK && x.transfer.answer.total == UINT64_MAX)
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s/%.*s: the server does not state the object's size",
-                           base->shown, TSR_STR_ARG(key));
+        status =
+            tsr_fail(err, TSR_E_IO, "%s/%.*s: the server does not state the object's size", base->shown, TSR_STR_ARG(key));
     if (status == TSR_OK) {
         const tsr_object object = {
             .key = tsr_arena_str(out->arena, key, err),

@@ -63,8 +63,8 @@ tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_ar
     if (status == TSR_OK && !x.is_lost) {
         const tsr_http_answer *answer = &x.transfer.answer;
         if (answer->status == 412 || (request.if_absent && answer->status == service->status_exists))
-            status = tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it",
-                               tsr_shown_key_of(service, request.key).text);
+            status = tsr_fail(tsr_naming(err), TSR_E_EXISTS, "'%s' exists; --overwrite replaces it",
+                              tsr_shown_key_of(service, request.key).text);
         else if (answer->status >= 300) status = tsr_exchange_error(service, &x, err);
         else reply->text = tsr_arena_str(arena, (tsr_str){request.buffer, answer->size}, err);
         if (status == TSR_OK && !reply->text.data) status = TSR_E_NOMEM;
@@ -154,9 +154,8 @@ tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const
         else if (status == TSR_OK && asked != TSR_OK) status = tsr_raise_again(err, asked, &why);
         if (status != TSR_OK || is_done) break;
         if (tries + 1 == MOST_TRIES || tsr_retry_is_spent())
-            status = tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION,
-                               "%s: the server did not confirm that the object was written",
-                               tsr_shown_key_of(service, upload->key).text);
+            status = tsr_fail(tsr_naming(err), TSR_E_IO, "%s: the server did not confirm that the object was written",
+                              tsr_shown_key_of(service, upload->key).text);
         else tsr_retry_wait(seconds);
         seconds *= 2;
     }
