@@ -44,12 +44,12 @@ static compared_file *file_at(const completed *c, uint32_t file)
 static tsr_status differ(const completed *c, tsr_str name, const char *how, tsr_error *err)
 {
     if (!name.size)
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "the destination '%s' exists, and is not what this job writes: it %s; --overwrite replaces it",
-                         c->path, how);
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "the destination '%s' exists, and is not what this job writes: '%.*s' %s; --overwrite replaces it",
-                     c->path, TSR_STR_ARG(name), how);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                        "the destination '%s' exists, and is not what this job writes: it %s; --overwrite replaces it",
+                        c->path, how);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "the destination '%s' exists, and is not what this job writes: '%.*s' %s; --overwrite replaces it",
+                    c->path, TSR_STR_ARG(name), how);
 }
 
 static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)

@@ -47,7 +47,7 @@ tsr_status tsr_output_take(directory_output *output, uint32_t file, int *fd, con
     pthread_mutex_lock(&output->lock);
     output_file *f = file < output->files.count ? tsr_output_file(output, file) : NULL;
     if (!f) {
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no output file number %u", file);
+        status = tsr_fail(err, TSR_E_USAGE, "there is no output file number %u", file);
     } else if (f->fd < 0) {
         tsr_output_make_room(output);
         f->fd = tsr_output_open_file(output, f->temporary);
@@ -134,10 +134,10 @@ tsr_status tsr_directory_output_verify(tsr_output *base, const uint64_t *sums, u
         uint64_t sum;
         status = sum_file(output, f, buffer, &sum, &name, err);
         if (status == TSR_OK && sum != sums[f])
-            status = tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
-                               "'%s' was changed after it was written: its bytes do not have the digest that was recorded; "
-                               "remove the unpublished output and its journals, and write it again",
-                               name);
+            status = tsr_fail(tsr_naming(err), TSR_E_CHANGED,
+                              "'%s' was changed after it was written: its bytes do not have the digest that was recorded; "
+                              "remove the unpublished output and its journals, and write it again",
+                              name);
     }
     tsr_free(output->allocator, buffer, READ_BYTES, 1);
     return status;
@@ -163,8 +163,8 @@ tsr_status tsr_output_refuse_moved(const directory_output *output, tsr_error *er
         return tsr_sys_raise(tsr_naming(err), "look at", output->parent_path);
     if (output->sys->stat_at(output->sys, AT_FDCWD, output->parent_path, &now) == 0 && tsr_is_one_file(&now, &then))
         return TSR_OK;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_CHANGED,
         "another program has moved or replaced the directory '%s' during this run, so '%s' was not published; run it again",
         output->parent_path, output->name);
 }

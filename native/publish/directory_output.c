@@ -27,9 +27,9 @@ static void next_tag(directory_output *output)
  * destination is, or in it. */
 static tsr_status refuse_foreign(const directory_output *output, const char *directory, const char *name, tsr_error *err)
 {
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s%s%s' prevents '%s' from being written, and no run of this job created it; move it away",
-                     directory ? directory : "", directory ? "/" : "", name, output->name);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "'%s%s%s' prevents '%s' from being written, and no run of this job created it; move it away",
+                    directory ? directory : "", directory ? "/" : "", name, output->name);
 }
 
 /* New files follow the umask, but private data must not become readable. A file that replaces another gets its permissions
@@ -55,12 +55,11 @@ static tsr_status name_file(directory_output *output, tsr_str name, output_file 
     struct stat old;
     if (output->mode == OUTPUT_FILE) {
         if (name.size || output->files.count)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is a single file, which has no name of its own");
+            return tsr_fail(err, TSR_E_USAGE, "the output is a single file, which has no name of its own");
         file->name = output->name;
     } else {
         if (!tsr_is_name_below(name, NAME_MAX))
-            return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a valid file name",
-                             TSR_STR_ARG(name));
+            return tsr_fail(tsr_naming(err), TSR_E_USAGE, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
         file->name = tsr_arena_str(output->arena, name, err).data;
     }
     if (!file->name) return TSR_E_NOMEM;
@@ -126,16 +125,16 @@ static int open_shared(directory_output *output, output_file *file)
 
 static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t found, tsr_error *err)
 {
-    return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
-                     "'%s' was changed after parts of it were written: it has %" PRIu64 " bytes, not %" PRIu64
-                     "; remove the unpublished output and its journals, and write all shares again",
-                     file->name, found, size);
+    return tsr_fail(tsr_naming(err), TSR_E_CHANGED,
+                    "'%s' was changed after parts of it were written: it has %" PRIu64 " bytes, not %" PRIu64
+                    "; remove the unpublished output and its journals, and write all shares again",
+                    file->name, found, size);
 }
 
 static tsr_status refuse_gone(const output_file *file, tsr_error *err)
 {
-    return tsr_raise(
-        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_CHANGED,
         "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
         "all shares again",
         file->name);
@@ -406,8 +405,8 @@ static tsr_status refuse_sources(const directory_output *output, const char *pat
         if (output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) continue;
         const bool same = existing && tsr_is_one_file(existing, &info);
         if (!same && !(S_ISDIR(info.st_mode) && is_within(parent, source))) continue;
-        return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %sthe source '%s'", path,
-                         same ? "" : "inside ", source);
+        return tsr_fail(tsr_naming(err), TSR_E_USAGE, "the destination '%s' is %sthe source '%s'", path,
+                        same ? "" : "inside ", source);
     }
     return TSR_OK;
 }
@@ -419,8 +418,8 @@ static tsr_status refuse_dead_link(const directory_output *output, const char *p
     struct stat info;
     const bool replaces = output->mode == OUTPUT_FILE && output->options.existing != TSR_EXISTING_REFUSED;
     if (replaces || output->sys->link_stat_at(output->sys, output->parent, output->name, &info) != 0) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "the destination '%s' exists: it is a symbolic link with a missing target; remove the link", path);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "the destination '%s' exists: it is a symbolic link with a missing target; remove the link", path);
 }
 
 static tsr_status choose_mode(directory_output *output, const char *path, const char *parent, tsr_error *err)
@@ -443,29 +442,27 @@ static tsr_status choose_mode(directory_output *output, const char *path, const 
     output->exists = exists;
     if (!exists) return refuse_dead_link(output, path, err);
     if (output->options.existing == TSR_EXISTING_ABSENT)
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "the destination '%s' exists now, but was not there a moment ago: another process is writing it",
-                         path);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                        "the destination '%s' exists now, but was not there a moment ago: another process is writing it",
+                        path);
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-        return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
-                         "the destination '%s' exists and is neither a file nor a directory", path);
+        return tsr_fail(tsr_naming(err), TSR_E_USAGE, "the destination '%s' exists and is neither a file nor a directory",
+                        path);
     }
     if (S_ISDIR(info.st_mode) && !directory) {
-        return tsr_raise(
-            tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-            "the destination '%s' exists and is a directory, but a file would be written; give the file's name, "
-            "or write '%s%s' to replace the checkpoint in the directory",
-            path, path, path[strlen(path) - 1] == '/' ? "" : "/");
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                        "the destination '%s' exists and is a directory, but a file would be written; give the file's name, "
+                        "or write '%s%s' to replace the checkpoint in the directory",
+                        path, path, path[strlen(path) - 1] == '/' ? "" : "/");
     }
     if (!S_ISDIR(info.st_mode) && directory) {
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "the destination '%s' exists and is a file, but a directory would be written; choose another name",
-                         path);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                        "the destination '%s' exists and is a file, but a directory would be written; choose another name",
+                        path);
     }
     if (output->options.existing == TSR_EXISTING_REFUSED) {
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "the destination '%s' exists; --overwrite replaces %s", path,
-                         directory ? "the checkpoint in it, and keeps its other files" : "it");
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "the destination '%s' exists; --overwrite replaces %s", path,
+                        directory ? "the checkpoint in it, and keeps its other files" : "it");
     }
     return TSR_OK;
 }

@@ -58,9 +58,9 @@ tsr_status tsr_output_make_subdirectories(directory_output *output, const char *
 {
     const char *slash = strchr(name, '/');
     if (slash && output->mode != OUTPUT_NEW_DIRECTORY && output->options.existing != TSR_EXISTING_EITHER)
-        return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
-                         output->name);
+        return tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED,
+                        "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
+                        output->name);
     for (; slash; slash = strchr(slash + 1, '/')) {
         if (is_noted(output, name, (size_t)(slash - name))) continue;
         TSR_TRY(make_subdirectory(output, name, (size_t)(slash - name), err));
@@ -185,8 +185,8 @@ static bool lists_obsolete(const directory_output *output, tsr_str name, const s
 
 static tsr_status refuse(const directory_output *output, const char *what, tsr_error *err)
 {
-    return tsr_raise(
-        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_CHANGED,
         "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
         "write to a new name",
         what, output->name);
@@ -198,8 +198,8 @@ static tsr_status refuse_changed_file(const directory_output *output, size_t ind
     struct stat now;
     const char *name = output->options.obsolete[index].data;
     if (!tsr_output_stat_old(output, name, &now) || tsr_identity_is(&output->obsolete[index], &now, true)) return TSR_OK;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_CHANGED,
         "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
         "again, or write to a new name",
         name, output->name);
@@ -283,8 +283,8 @@ static tsr_status refuse_directory(void *ctx, int directory, const char *name, t
     if (output->sys->link_stat_at(output->sys, directory, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
     TSR_TRY(is_replaced(output, directory, name, &replaced, err));
     if (replaced) return TSR_OK;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_UNSUPPORTED,
         "'%s' contains the directory '%s', which cannot be kept when '%s' is replaced as a whole (no single file could be "
         "renamed to switch from the old checkpoint to the new one); move that directory away, or write to another one",
         output->name, name, output->name);
@@ -312,10 +312,10 @@ bool tsr_is_one_mount(const tsr_sys *sys, int directory, const char *name, int o
 static tsr_status refuse_mount(const directory_output *output, tsr_error *err)
 {
     if (tsr_is_one_mount(output->sys, output->parent, output->name, output->work, ".")) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
-                     "passing --overwrite, or write to a new directory in it",
-                     output->name);
+    return tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED,
+                    "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
+                    "passing --overwrite, or write to a new directory in it",
+                    output->name);
 }
 
 static const char *const trial[] = {TSR_TRIAL_A, TSR_TRIAL_B};
@@ -339,8 +339,8 @@ static tsr_status try_exchange(const directory_output *output, tsr_error *err)
         done == 0 || cannot || errno == ENOENT ? TSR_OK : tsr_sys_raise(tsr_naming(err), "exchange", trial[0]);
     end_trial(output);
     if (!cannot) return status;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_UNSUPPORTED,
         "'%s' cannot be replaced in one step: this format has no single file that could be renamed to switch to the new "
         "checkpoint, and the file system cannot exchange two directories; remove it instead of passing --overwrite",
         output->name);
@@ -364,8 +364,8 @@ static tsr_status try_link(void *ctx, int directory, const char *name, tsr_error
     if (sys->link(sys, directory, name, output->work, name) == 0)
         return tsr_remove_name(sys, output->work, name, false, err);
     if (errno == ENOENT) return TSR_OK; /* it has just been removed */
-    return tsr_raise(
-        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_UNSUPPORTED,
         "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
         "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
         name, output->name, tsr_sys_reason(errno, why, sizeof why));
@@ -395,8 +395,8 @@ static tsr_status keep_file(void *ctx, int directory, const char *name, tsr_erro
     const bool linked = sys->link_stat_at(sys, directory, name, &old) == 0 &&
                         sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' in '%s' is not part of that checkpoint and blocks the write", name, output->name);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "'%s' in '%s' is not part of that checkpoint and blocks the write", name,
+                    output->name);
 }
 
 static tsr_status output_swap(directory_output *output, tsr_error *err)
@@ -444,8 +444,8 @@ static tsr_status refuse_taken_names(const directory_output *output, int directo
         const char *name = tsr_output_file(output, i)->name;
         if (output->sys->link_stat_at(output->sys, directory, name, &info) != 0 || is_obsolete(output, name, &info))
             continue;
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "'%s' in '%s' is not part of that checkpoint and blocks the write", name, output->name);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "'%s' in '%s' is not part of that checkpoint and blocks the write",
+                        name, output->name);
     }
     return TSR_OK;
 }
@@ -563,7 +563,7 @@ static tsr_status rename_file(directory_output *output, output_file *file, bool 
 
 static tsr_status publish_file(directory_output *output, tsr_error *err)
 {
-    if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
+    if (output->files.count == 0) return tsr_fail(err, TSR_E_USAGE, "nothing was written");
     TSR_TRY(rename_file(output, tsr_output_file(output, 0),
                         output->options.existing != TSR_EXISTING_REFUSED && output->found.inode, err));
     output->published = true;
@@ -585,9 +585,9 @@ static tsr_status refuse_stranger(void *ctx, int directory, const char *name, ts
                         output->sys->link_stat_at(output->sys, directory, name, &here) == 0 && here.st_nlink > 1 &&
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
     if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' in '%s' would become part of '%s', but this job did not write it; move it away", name,
-                     output->temporary, output->name);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "'%s' in '%s' would become part of '%s', but this job did not write it; move it away", name,
+                    output->temporary, output->name);
 }
 
 /* Files that other programs put into the new directory must not become part of the checkpoint. */

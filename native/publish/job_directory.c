@@ -55,9 +55,9 @@ static tsr_status refuse_other(const job_state *s, tsr_str theirs, tsr_str ours,
     if (had.data && has.data)
         differing = tsr_arena_format(s->job->arena, err, "%.*s' in place of '%.*s", TSR_STR_ARG(had), TSR_STR_ARG(has));
     if (!differing.data) return TSR_E_NOMEM;
-    return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
-                     "cannot resume: the interrupted run for '%s' %s '%.*s'; run without --resume to start over",
-                     s->job->destination, had.data ? "had" : "did not have", TSR_STR_ARG(differing));
+    return tsr_fail(tsr_naming(err), TSR_E_CHANGED,
+                    "cannot resume: the interrupted run for '%s' %s '%.*s'; run without --resume to start over",
+                    s->job->destination, had.data ? "had" : "did not have", TSR_STR_ARG(differing));
 }
 
 /* Handles everything that was found under one other tag. */
@@ -161,9 +161,8 @@ static tsr_status refuse_busy(const job_state *s, tsr_error *err)
         const tsr_leftover *l = &s->start.found[i];
         const bool in_the_way = !s->shares || (l->share == s->share && l->shares == s->shares);
         if (!is_own(s, l) || !l->busy || !in_the_way) continue;
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "another process is writing share %" PRIu64 " of %" PRIu64 " of '%s'", l->share, l->shares,
-                         s->job->destination);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "another process is writing share %" PRIu64 " of %" PRIu64 " of '%s'",
+                        l->share, l->shares, s->job->destination);
     }
     return TSR_OK;
 }
@@ -493,8 +492,7 @@ static tsr_status begin_behind_rank_0(job_state *s, tsr_error *err)
         if (is_own(s, &found[i]) && found[i].share == 1) return TSR_OK;
     if (status != TSR_OK) return status;
     s->journals.sys->unlink(s->journals.sys, s->journals.directory, tsr_journal_name(s->journal), false);
-    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "rank 0 exited while the other ranks were opening '%s'",
-                     s->job->destination);
+    return tsr_fail(tsr_naming(err), TSR_E_IO, "rank 0 exited while the other ranks were opening '%s'", s->job->destination);
 }
 
 /* The launcher ends the other ranks together with rank 0. A rank that has not yet seen that rank 0 is gone removes its

@@ -262,8 +262,8 @@ static tsr_status do_rest(job_state *s, tsr_error *err)
 static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
 {
     if (s->job->is_directory || !tsr_work_conversion(s->work)->sidecar.size) return TSR_OK;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_UNSUPPORTED,
         "cannot write '%s': a file of objects next to a single object is not supported; pass --max-shard-size, or --objects drop",
         s->job->destination);
 }

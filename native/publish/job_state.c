@@ -161,10 +161,10 @@ static tsr_status check_sidecar_file(job_state *s, tsr_error *err)
     const tsr_str path = tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
     if (access(path.data, F_OK) != 0 || (s->job->replaces && is_sidecar(path.data))) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     s->job->replaces ? "'%s' exists and was not written by a conversion; move it away"
-                                      : "'%s' exists; --overwrite replaces it",
-                     path.data);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    s->job->replaces ? "'%s' exists and was not written by a conversion; move it away"
+                                     : "'%s' exists; --overwrite replaces it",
+                    path.data);
 }
 
 static tsr_status check_name(const job_state *s, tsr_str name, tsr_error *err)
@@ -321,10 +321,10 @@ static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
                                               : tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
     if (s->job->conversion.sidecar.size || tsr_is_url(s->job->destination) || !is_sidecar(path.data)) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "the destination '%s' exists, and is not what this job writes: '%s' is not written by it; --overwrite "
-                     "replaces it",
-                     s->job->destination, path.data);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "the destination '%s' exists, and is not what this job writes: '%s' is not written by it; --overwrite "
+                    "replaces it",
+                    s->job->destination, path.data);
 }
 
 /* What rank 0 writes after all units. */
@@ -428,8 +428,8 @@ tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t shares, bool (*is
         names = tsr_arena_format(s->job->arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(names), names.size ? ", " : "", p);
         if (!names.data) return TSR_E_NOMEM;
     }
-    return tsr_raise(
-        tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_USAGE,
         "cannot finish '%s': share%s %.*s%s of %" PRIu64 " %s not done (%" PRIu64 " of %" PRIu64 " units are left)",
         s->job->destination, missing == 1 ? "" : "s", TSR_STR_ARG(names), missing > MOST_PARTS_NAMED ? " and more" : "",
         shares, missing == 1 ? "is" : "are", tsr_work_left(s->work, 0, 1), tsr_work_units(s->work));

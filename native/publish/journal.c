@@ -88,8 +88,8 @@ static tsr_status lock(const tsr_journal *j, tsr_error *err)
     for (unsigned tries = 0; sys->lock(sys, j->fd) != 0; tries++) {
         if (errno != EWOULDBLOCK && errno != EINTR) return TSR_OK; /* the file system has no locks */
         if (tries == TRIES) {
-            return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                             "another process is writing '%s' (it has locked '%s')", j->journals->name, j->name);
+            return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "another process is writing '%s' (it has locked '%s')",
+                            j->journals->name, j->name);
         }
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
@@ -102,7 +102,7 @@ static tsr_status load(tsr_journal *j, tsr_error *err)
     struct stat info;
     if (sys->stat(sys, j->fd, &info) != 0) return tsr_sys_raise(tsr_naming(err), "read", j->name);
     if ((uint64_t)info.st_size > MOST_BYTES)
-        return tsr_raise(tsr_naming(err), TSR_E_LIMIT, TSR_NO_POSITION, "the journal '%s' is too large", j->name);
+        return tsr_fail(tsr_naming(err), TSR_E_LIMIT, "the journal '%s' is too large", j->name);
     j->size = (size_t)info.st_size;
     j->bytes = tsr_alloc(j->journals->allocator, j->size, 1, err);
     if (!j->bytes) return TSR_E_NOMEM;
@@ -157,8 +157,8 @@ static tsr_status open_journal(tsr_journal *j, bool *made, tsr_error *err)
     }
     if (j->fd < 0 && errno != ELOOP) return tsr_sys_raise(tsr_naming(err), "create", j->name);
     if (j->fd >= 0 && (tsr_is_own_file(all->sys, j->fd) || was_removed(j))) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' blocks the write: it is not a journal that this program wrote; remove it", j->name);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "'%s' blocks the write: it is not a journal that this program wrote; remove it", j->name);
 }
 
 /* Opens the journal and locks it. Between the two, another job may take it for the journal of a killed run and remove it; a
@@ -172,8 +172,8 @@ static tsr_status open_locked(tsr_journal *j, bool *made, tsr_error *err)
         j->journals->sys->close(j->journals->sys, j->fd);
         j->fd = -1;
     }
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "another process is writing '%s': it keeps removing '%s'", j->journals->name, j->name);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "another process is writing '%s': it keeps removing '%s'",
+                    j->journals->name, j->name);
 }
 
 static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
@@ -185,8 +185,8 @@ static tsr_status begin(tsr_journal *j, tsr_str text, tsr_error *err)
     if (has_text(j, text)) j->records = j->size - j->text_size;
     else if (made || is_torn(j, text)) TSR_TRY(write_text(j, text, err));
     else
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                         "'%s' blocks the write: it is the journal of another job; remove it", j->name);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "'%s' blocks the write: it is the journal of another job; remove it",
+                        j->name);
     j->end = j->text_size + j->records;
     return TSR_OK;
 }

@@ -28,8 +28,8 @@ static tsr_status check_parent(const tsr_journals *j, const char *parent, tsr_er
     if (faccessat(j->directory, ".", W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS)) return TSR_OK;
     const char *why = errno == EROFS ? "the file system is read-only" : "permission denied";
     const bool exists = j->sys->link_stat_at(j->sys, j->directory, j->name, &info) == 0;
-    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot write to the directory '%s'%s%s%s: %s", parent,
-                     exists ? ", where '" : "", exists ? j->name : "", exists ? "' exists" : "", why);
+    return tsr_fail(tsr_naming(err), TSR_E_IO, "cannot write to the directory '%s'%s%s%s: %s", parent,
+                    exists ? ", where '" : "", exists ? j->name : "", exists ? "' exists" : "", why);
 }
 
 tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocator, const tsr_destination *place,

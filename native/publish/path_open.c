@@ -202,7 +202,7 @@ tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *aren
     TSR_TRY(tsr_document_store_open(host, path, &store, err));
     const uint32_t file = store->primary;
     tsr_status status = TSR_OK;
-    if (file == TSR_NO_FILE) status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory, not a file", path);
+    if (file == TSR_NO_FILE) status = tsr_fail(err, TSR_E_USAGE, "'%s' is a directory, not a file", path);
     else status = tsr_range_load(tsr_whole_file(store, file), host, &bytes, err);
     if (status == TSR_OK) *out = tsr_arena_str(arena, bytes.data, err);
     if (status == TSR_OK && !out->data) status = TSR_E_NOMEM;

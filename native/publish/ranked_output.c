@@ -100,8 +100,7 @@ static tsr_status divide(tsr_ranked_output *o, const tsr_comm_blobs *all, tsr_er
     for (uint32_t f = 0; f < o->count; f++) {
         uint32_t writers = 0;
         for (uint32_t r = 0; r < all->count; r++) writers += all->blobs[r].size > f && all->blobs[r].data[f];
-        if (writers > 1)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "file number %u was written by %u ranks", f, writers);
+        if (writers > 1) return tsr_fail(err, TSR_E_USAGE, "file number %u was written by %u ranks", f, writers);
         if (!writers && o->ranks->rank == 0) own[f] = 1;
     }
     return TSR_OK;

@@ -221,10 +221,10 @@ static tsr_status refuse_unreadable(const decision *d, tsr_error *err)
     for (uint32_t f = 0; f < d->store->file_count; f++) {
         const tsr_str name = d->store->files[f].name;
         if (d->roles[f] != TSR_ROLE_MARKER || was_written(d, name)) continue;
-        return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "'%s' cannot be replaced: its '%.*s' cannot be read, so it is unclear which files belong to it "
-                         "(%s); remove the directory, or write to another one",
-                         d->request->path, TSR_STR_ARG(name), d->why.message);
+        return tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED,
+                        "'%s' cannot be replaced: its '%.*s' cannot be read, so it is unclear which files belong to it "
+                        "(%s); remove the directory, or write to another one",
+                        d->request->path, TSR_STR_ARG(name), d->why.message);
     }
     return TSR_OK;
 }
@@ -257,9 +257,8 @@ static tsr_status keep_unread(decision *d, const tsr_kept *files, tsr_error *err
     tsr_replacement *out = d->out;
     tsr_vec unread = tsr_vec_of(d->request->host->allocator, sizeof(tsr_kept));
     DIR *directory = opendir(d->request->path);
-    tsr_status status = directory
-                            ? add_unread(d, directory, &unread, err)
-                            : tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot list '%s'", d->request->path);
+    tsr_status status = directory ? add_unread(d, directory, &unread, err)
+                                  : tsr_fail(tsr_naming(err), TSR_E_IO, "cannot list '%s'", d->request->path);
     if (directory) closedir(directory);
     out->kept = status == TSR_OK ? tsr_arena_array(d->arena, out->kept_count + unread.count, sizeof *files, err) : NULL;
     if (status == TSR_OK && !out->kept) status = TSR_E_NOMEM;
@@ -328,8 +327,8 @@ tsr_status tsr_replacement_check_readers(const tsr_replacement_request *request,
     for (size_t i = 0; i < replacement->kept_count && rank < MODEL_FILES; i++) {
         const tsr_kept *kept = &replacement->kept[i];
         if (!kept->is_file || rank_of_model_file(kept->name) >= rank) continue;
-        return tsr_raise(
-            tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        return tsr_fail(
+            tsr_naming(err), TSR_E_UNSUPPORTED,
             "'%s' cannot be replaced: '%.*s' in it does not belong to the checkpoint there and would be kept, and "
             "transformers would load it instead of the new '%.*s'; move it away, or write to another directory",
             request->path, TSR_STR_ARG(kept->name), TSR_STR_ARG(new_file));
@@ -346,10 +345,10 @@ static tsr_status refuse_spoilers(const decision *d, tsr_error *err)
     for (size_t i = 0; i < d->out->kept_count; i++) {
         const tsr_kept *k = &d->out->kept[i];
         if (k->role == TSR_ROLE_NONE || (k->role == TSR_ROLE_TENSORS && marker)) continue;
-        return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "'%s' cannot be replaced: '%.*s' in it is not listed by the checkpoint there and would be mistaken "
-                         "for part of the new one; move it away, or write to another directory",
-                         d->request->path, TSR_STR_ARG(k->name));
+        return tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED,
+                        "'%s' cannot be replaced: '%.*s' in it is not listed by the checkpoint there and would be mistaken "
+                        "for part of the new one; move it away, or write to another directory",
+                        d->request->path, TSR_STR_ARG(k->name));
     }
     return TSR_OK;
 }
@@ -366,10 +365,10 @@ static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
         marker = d->store->files[f].name;
     }
     if (!marker.size) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' cannot be replaced: '%.*s' lists no existing file, but there are other files with tensors, so it "
-                     "is unclear which of them form the old checkpoint; move the index away, or write to another directory",
-                     d->request->path, TSR_STR_ARG(marker));
+    return tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED,
+                    "'%s' cannot be replaced: '%.*s' lists no existing file, but there are other files with tensors, so it "
+                    "is unclear which of them form the old checkpoint; move the index away, or write to another directory",
+                    d->request->path, TSR_STR_ARG(marker));
 }
 
 /* A single rename can switch from old to new if both have the same marker, or if no file there means anything to a
@@ -395,9 +394,9 @@ static tsr_status refuse_file_overlap(const tsr_replacement_request *request, ts
 {
     const tsr_input *input = request->inputs ? tsr_inputs_find(request->inputs, AT_FDCWD, request->path) : NULL;
     if (!input) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
-                     "the destination '%s' is '%s' of the source, which cannot be replaced while it is being read",
-                     request->path, input->name);
+    return tsr_fail(tsr_naming(err), TSR_E_USAGE,
+                    "the destination '%s' is '%s' of the source, which cannot be replaced while it is being read",
+                    request->path, input->name);
 }
 
 static tsr_status refuse_overlap(const decision *d, tsr_error *err)
@@ -411,9 +410,9 @@ static tsr_status refuse_overlap(const decision *d, tsr_error *err)
     for (size_t i = 0; i < d->out->obsolete_count && directory >= 0 && !input; i++) {
         input = tsr_inputs_find(inputs, directory, d->out->obsolete[i].data);
         if (input)
-            tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
-                      "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is being read",
-                      TSR_STR_ARG(d->out->obsolete[i]), d->request->path, input->name);
+            tsr_fail(tsr_naming(err), TSR_E_USAGE,
+                     "'%.*s' in the destination '%s' is '%s' of the source: it cannot be replaced while it is being read",
+                     TSR_STR_ARG(d->out->obsolete[i]), d->request->path, input->name);
     }
     if (directory >= 0) close(directory);
     return input ? TSR_E_USAGE : TSR_OK;
@@ -454,8 +453,8 @@ static tsr_status refuse_exchange(const decision *d, tsr_error *err)
     const bool is_marked = d->request->marker && (out->marker_count || !out->obsolete_count);
     const bool is_one_file = d->request->file_name.size && (out->marker_count || out->obsolete_count <= 1);
     if (!out->swap || is_marked || is_one_file) return TSR_OK;
-    return tsr_raise(
-        tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+    return tsr_fail(
+        tsr_naming(err), TSR_E_UNSUPPORTED,
         "'%s' cannot be replaced: %s has no marker file, and an object store cannot exchange directories in one step; remove it, or "
         "write to another URL",
         d->request->path, d->request->marker ? "the checkpoint there" : "the checkpoint to be written");
@@ -499,8 +498,8 @@ tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const 
 {
     for (size_t i = 0; i < replacement->kept_count; i++) {
         if (!tsr_str_equal(replacement->kept[i].name, name)) continue;
-        return tsr_raise(
-            tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
+        return tsr_fail(
+            tsr_naming(err), TSR_E_EXISTS,
             "'%.*s' exists in '%s' and does not belong to the checkpoint there: it would be overwritten; move it "
             "away, or write to another directory",
             TSR_STR_ARG(name), path);

@@ -72,9 +72,9 @@ static tsr_status hold(tsr_journals *journals, int (*lock)(const tsr_sys *sys, i
         if (!again) return TSR_OK;
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "another process is replacing '%s'; wait until it has finished, or write to another directory",
-                     journals->name);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "another process is replacing '%s'; wait until it has finished, or write to another directory",
+                    journals->name);
 }
 
 /* ---- what killed saves left ---- */
@@ -337,7 +337,7 @@ static tsr_status lock_file(tsr_save *s, tsr_error *err)
         const int fd = tsr_sys_open(sys, directory, s->lock_name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
         if (fd < 0) status = tsr_sys_raise(tsr_naming(err), "create", s->lock_name);
         else if (sys->lock(sys, fd) != 0 && errno == EWOULDBLOCK) /* other errors: the file system has no locks */
-            status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "another process is saving to this directory");
+            status = tsr_fail(err, TSR_E_EXISTS, "another process is saving to this directory");
         else
             done = sys->stat(sys, fd, &open) == 0 && sys->link_stat_at(sys, directory, s->lock_name, &named) == 0 &&
                    tsr_is_one_file(&open, &named);
@@ -454,8 +454,8 @@ tsr_status tsr_save_unchanged(const tsr_save *s, tsr_error *err)
         const old_file *f = &s->found[i];
         if (sys->link_stat_at(sys, s->journals.held, f->name.data, &info) != 0 || tsr_identity_is(&f->identity, &info, true))
             continue;
-        return tsr_raise(tsr_naming(err), TSR_E_CHANGED, TSR_NO_POSITION,
-                         "another program has written '%s' during the save, so nothing was published", f->name.data);
+        return tsr_fail(tsr_naming(err), TSR_E_CHANGED,
+                        "another program has written '%s' during the save, so nothing was published", f->name.data);
     }
     return TSR_OK;
 }
@@ -697,8 +697,8 @@ static tsr_status refuse_foreign(const tsr_rank_files *f, tsr_error *err)
     char name[NAME_MAX + 64];
     name_of_directory(f->journals.name, f->tag, name);
     if (f->journals.sys->link_stat_at(f->journals.sys, f->journals.directory, name, &info) != 0) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' prevents '%s' from being written, and no save created it; move it away", name, f->request.path);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "'%s' prevents '%s' from being written, and no save created it; move it away", name, f->request.path);
 }
 
 tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const tsr_str *replaced, size_t count,
