@@ -197,9 +197,8 @@ static tsr_status refuse(const tsr_checkpoint *checkpoint, tsr_str below, tsr_er
         if (size < 0 || (size_t)size >= sizeof names - used) break;
         used += (size_t)size;
     }
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
-                     count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
+    return tsr_fail(err, TSR_E_NOT_FOUND, "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
+                    count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
 }
 
 /* An interrupted save that is copied would pass for a checkpoint that is safe elsewhere. */
@@ -208,8 +207,7 @@ static tsr_status refuse_interrupted(const tsr_checkpoint *checkpoint, tsr_str b
     tsr_error why = {0};
     const tsr_status status = tsr_checkpoint_require(checkpoint, TSR_FOR_ALL_NAMES, &why);
     if (status == TSR_OK) return TSR_OK;
-    return tsr_raise(err, status, TSR_NO_POSITION, "%.*s%s%s; nothing was copied", TSR_STR_ARG(below),
-                     below.size ? ": " : "", why.message);
+    return tsr_fail(err, status, "%.*s%s%s; nothing was copied", TSR_STR_ARG(below), below.size ? ": " : "", why.message);
 }
 
 static bool complete_is_marker(tsr_str name)
@@ -241,8 +239,7 @@ static tsr_status check(cli *program, tsr_store *store, tsr_str below, bool is_m
         tsr_checkpoint_close(checkpoint);
         return status;
     }
-    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED)
-        return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED) return tsr_fail(err, status, "%s", why.message);
     if (is_marked)
         cli_warn(program,
                  "'%.*s' cannot be opened as a checkpoint, so its files are copied without a check that none is missing: %s",
@@ -320,8 +317,7 @@ static tsr_status list_all_levels(tsr_store *from, tsr_error *err)
         TSR_TRY(from->deepen(from, LEVELS, &cut, &deeper, err));
     }
     if (cut || deeper)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,
-                         "it holds too many files, or directories more than %d levels down", LEVELS);
+        return tsr_fail(err, TSR_E_LIMIT, "it holds too many files, or directories more than %d levels down", LEVELS);
     return TSR_OK;
 }
 
@@ -332,11 +328,11 @@ static tsr_status list_directory(copied_files *files, tsr_error *err)
     files->special = tsr_directory_store_unlisted(files->from).special;
     const tsr_hidden_names unreadable = tsr_directory_store_unlisted(files->from).unreadable;
     if (unreadable.count)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION,
-                         "%s cannot be read, such as '%s': permission denied, or the path is too long; nothing was copied",
-                         cli_plural(unreadable.count, "name").text, unreadable.first);
+        return tsr_fail(err, TSR_E_IO,
+                        "%s cannot be read, such as '%s': permission denied, or the path is too long; nothing was copied",
+                        cli_plural(unreadable.count, "name").text, unreadable.first);
     files->count = files->from->file_count;
-    if (!files->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
+    if (!files->count) return tsr_fail(err, TSR_E_NOT_FOUND, "it contains no files");
     return TSR_OK;
 }
 
@@ -378,8 +374,8 @@ static tsr_status put_in_order(copied_files *files, tsr_error *err)
     for (uint32_t i = 0; i < files->count; i++) {
         files->names[i] = files->from->files[files->numbers[i]].name;
         if (!tsr_is_name_below(files->names[i], SIZE_MAX)) /* keys in object stores need not be valid file names */
-            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here",
-                             TSR_STR_ARG(files->names[i]));
+            return tsr_fail(err, TSR_E_UNSUPPORTED, "'%.*s' cannot be the name of a file here",
+                            TSR_STR_ARG(files->names[i]));
     }
     return TSR_OK;
 }
@@ -536,8 +532,7 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     const bool may_copy = c->arguments->no_verify && output->copy_range;
     status = may_copy ? output->copy_range(output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
     if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
-    if (status != TSR_OK)
-        return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->files.names[index]));
+    if (status != TSR_OK) return tsr_fail(err, status, "'%.*s' cannot be copied", TSR_STR_ARG(c->files.names[index]));
     return step(c, size, err);
 }
 
@@ -566,9 +561,9 @@ static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
 {
     for (uint32_t i = 0; i < c->files.count; i++)
         if (memchr(c->files.names[i].data, '/', c->files.names[i].size))
-            return tsr_raise(tsr_naming(err), TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                             "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
-                             c->to);
+            return tsr_fail(tsr_naming(err), TSR_E_UNSUPPORTED,
+                            "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
+                            c->to);
     return TSR_OK;
 }
 

@@ -6,6 +6,7 @@
 #include "cli/program/map_options.h"
 #include "cli/writing/writing.h"
 #include "tessera/sys/path.h"
+#include "tessera/sys/try.h"
 
 typedef struct execution {
     cli *program;
@@ -25,8 +26,7 @@ static tsr_status parse_share(const char *text, cli_writing *w, tsr_error *err)
     w->shares = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
     const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->shares && *end == '\0';
     if (digits && w->share >= 1 && w->share <= w->shares) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--share expects i/N with i from 1 to N, such as 3/8, not '%s'",
-                     text);
+    return tsr_fail(err, TSR_E_USAGE, "--share expects i/N with i from 1 to N, such as 3/8, not '%s'", text);
 }
 
 /* The options become those of the plan's request, but for those that were given to exec. */
@@ -51,9 +51,9 @@ static tsr_status find_source(const execution *e, const char *given, const char 
 {
     *path = given ? given : cli_hide_secrets(e->program, e->writing.plan_job.source.path.data);
     if (given || !tsr_is_url(*path) || !strstr(*path, "***")) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source",
-                     *path);
+    return tsr_fail(err, TSR_E_USAGE,
+                    "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source",
+                    *path);
 }
 
 static tsr_status check_source(execution *e, const tsr_plan_source *planned, const cli_session *session, tsr_error *err)

@@ -315,8 +315,7 @@ static tsr_status tree_names(cli *program, const char *path, tsr_arena *arena, k
     tsr_bytes_free(&bytes);
     if (store) store->close(store);
     if (status != TSR_OK) return status;
-    if (!contract.object_trees)
-        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "expected a module tree (tessera.modules/1)");
+    if (!contract.object_trees) return tsr_fail(err, TSR_E_FORMAT, "expected a module tree (tessera.modules/1)");
     status = copy_tree_keys(program, &contract.expected, arena, out, err);
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }

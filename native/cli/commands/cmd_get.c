@@ -54,9 +54,8 @@ static tsr_status npy_header(tsr_dtype dtype, uint32_t ndim, const uint64_t *sha
 {
     const char *descr = descr_of(dtype);
     if (!descr) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "NumPy has no dtype for %s; name the output .bin to write raw bytes",
-                         tsr_dtype_describe(dtype)->name);
+        return tsr_fail(err, TSR_E_UNSUPPORTED, "NumPy has no dtype for %s; name the output .bin to write raw bytes",
+                        tsr_dtype_describe(dtype)->name);
     }
     size_t room = 128 + (size_t)ndim * 22, used;
     char *text = tsr_arena_array(arena, room + 64, 1, err);
@@ -143,9 +142,9 @@ static tsr_status read_slice(const cli_session *session, const tsr_entry *entry,
     const uint64_t itemsize = tsr_dtype_size(entry->dtype), tile = itemsize ? TILE_BYTES / itemsize : 0;
     uint64_t elements;
     if (!tile)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
-                         tsr_dtype_describe(entry->dtype)->name);
+        return tsr_fail(err, TSR_E_UNSUPPORTED,
+                        "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
+                        tsr_dtype_describe(entry->dtype)->name);
     if (!tsr_box_volume((tsr_box){entry->ndim, NULL, slice->sizes}, &elements)) elements = UINT64_MAX; /* rejected below */
     if (elements > to->most) elements = to->most;
     if (elements == 0) return TSR_OK;
@@ -187,8 +186,8 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const as
     tsr_str name = tsr_str_from(output), header = {NULL, 0};
     bool npy = tsr_str_ends(name, TSR_STR(".npy"));
     if (!npy && !tsr_str_ends(name, TSR_STR(".bin"))) {
-        return tsr_raise(tsr_naming(err), TSR_E_USAGE, TSR_NO_POSITION,
-                         "cannot infer the output format from '%s'; name it .npy for NumPy or .bin for raw bytes", output);
+        return tsr_fail(tsr_naming(err), TSR_E_USAGE,
+                        "cannot infer the output format from '%s'; name it .npy for NumPy or .bin for raw bytes", output);
     }
     if (npy) {
         TSR_TRY(
@@ -211,9 +210,8 @@ static tsr_status get_as_text(const cli_session *session, const tsr_entry *entry
     uint64_t elements = 1;
     for (uint32_t d = 0; d < slice->ndim; d++) elements *= slice->shape[d];
     if (tsr_dtype_size(entry->dtype) == 0) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "%s elements are not byte-aligned; write them with -o FILE.bin",
-                         tsr_dtype_describe(entry->dtype)->name);
+        return tsr_fail(err, TSR_E_UNSUPPORTED, "%s elements are not byte-aligned; write them with -o FILE.bin",
+                        tsr_dtype_describe(entry->dtype)->name);
     }
     sink to = {.file = stdout,
                .as_text = true,
@@ -239,10 +237,10 @@ static tsr_status raise_no_entry(const cli_session *session, tsr_str name, tsr_e
 {
     size_t common;
     const tsr_str similar = tsr_name_most_similar(session->catalog, name, &common);
-    if (!name.size) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the name of the entry is missing");
+    if (!name.size) return tsr_fail(err, TSR_E_USAGE, "the name of the entry is missing");
     if (2 * common <= name.size || common == name.size) return tsr_checkpoint_raise_no_entry(session->checkpoint, name, err);
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no entry '%.*s'; did you mean '%.*s'?",
-                     TSR_STR_ARG(name), TSR_STR_ARG(similar));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; did you mean '%.*s'?", TSR_STR_ARG(name),
+                    TSR_STR_ARG(similar));
 }
 
 /* Looks for the whole text first, because names may contain brackets. */
@@ -269,9 +267,9 @@ static tsr_status get(cli *program, const cli_session *session, const tsr_comman
     if (entry->kind != TSR_ENTRY_TENSOR) {
         char text[4096];
         if (arguments->output || inside.data) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
-                             TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
+            return tsr_fail(err, TSR_E_USAGE,
+                            "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
+                            TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
         }
         cli_put(stdout, tsr_str_from(tsr_value_text(entry->value, text, sizeof text)));
         putchar('\n');

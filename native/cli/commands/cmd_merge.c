@@ -25,7 +25,7 @@ typedef struct merging {
 
 static tsr_status usage(tsr_error *err, const char *text)
 {
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%s", text);
+    return tsr_fail(err, TSR_E_USAGE, "%s", text);
 }
 
 static tsr_status choose_method(merging *m, tsr_error *err)
@@ -45,7 +45,7 @@ static tsr_status choose_method(merging *m, tsr_error *err)
     if (m->options.method == TSR_MERGE_SLERP && a->weights.count)
         return usage(err, "--weight cannot be used with --method slerp; pass --t");
     if (m->options.method == TSR_MERGE_SLERP && m->count != 2)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--method slerp merges 2 checkpoints, found %zu", m->count);
+        return tsr_fail(err, TSR_E_USAGE, "--method slerp merges 2 checkpoints, found %zu", m->count);
     m->options.no_normalize = a->no_normalize;
     m->options.t = a->t.value;
     m->options.skip_objects = a->objects == TSR_OBJECTS_DROP;
@@ -56,15 +56,14 @@ static tsr_status set_weights(merging *m, tsr_error *err)
 {
     const tsr_texts *given = &m->arguments->weights;
     if (given->count && given->count != m->count)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%zu checkpoints need as many --weight options, found %zu",
-                         m->count, given->count);
+        return tsr_fail(err, TSR_E_USAGE, "%zu checkpoints need as many --weight options, found %zu", m->count,
+                        given->count);
     for (size_t i = 0; i < m->count; i++) {
         char *end = NULL;
         m->inputs[i].weight = given->count ? tsr_real_read(given->items[i], &end) : 1;
         const bool is_number =
             !given->count || (end != given->items[i] && !*end && m->inputs[i].weight - m->inputs[i].weight == 0);
-        if (!is_number)
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--weight '%s' is not a number", given->items[i]);
+        if (!is_number) return tsr_fail(err, TSR_E_USAGE, "--weight '%s' is not a number", given->items[i]);
     }
     return TSR_OK;
 }
@@ -94,7 +93,7 @@ static tsr_status make_room(merging *m, tsr_error *err)
 {
     cli_session *source = &m->writing->source;
     cli_session *others = calloc(m->count + 1, sizeof *others);
-    if (!others) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!others) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
     if (source->other_count) others[0] = source->others[0];
     free(source->others);
     source->others = others;

@@ -71,13 +71,13 @@ static tsr_status refuse_sound(const repair *r, bool safetensors, tsr_error *err
     tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
     tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
     if (status == TSR_OK && catalog->format == TSR_FORMAT_DCP && tsr_findings_total(findings, TSR_ERROR) == 0)
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                           "there is nothing to repair: .metadata is present and agrees with the data files");
+        status =
+            tsr_fail(err, TSR_E_USAGE, "there is nothing to repair: .metadata is present and agrees with the data files");
     else if (status == TSR_OK && catalog->format != TSR_FORMAT_DCP)
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                           "only a DCP, a single safetensors file or a truncated torch.save file can be repaired; this is a "
-                           "whole checkpoint in the format %s",
-                           tsr_format_name(catalog->format));
+        status = tsr_fail(err, TSR_E_UNSUPPORTED,
+                          "only a DCP, a single safetensors file or a truncated torch.save file can be repaired; this is a "
+                          "whole checkpoint in the format %s",
+                          tsr_format_name(catalog->format));
     tsr_checkpoint_close(checkpoint);
     return status;
 }
@@ -116,7 +116,7 @@ static tsr_status write_file(const repair *r, contents *c, tsr_error *err)
     cli_guard guard = {.program = r->program};
     c->repair = r;
     if (!tsr_is_object_url(r->dest) && access(r->dest, F_OK) == 0)
-        return tsr_raise(tsr_naming(err), TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "'%s' already exists; choose a new file", r->dest);
     tsr_publication p = {.environment = cli_environment(&guard),
                          .host = cli_host(r->program),
                          .arena = r->arena,
@@ -195,7 +195,7 @@ static tsr_status prepare_conversion(const repair *r, unsigned to, const char *f
     *w = (cli_writing){
         .program = r->program, .options = options, .what = "repairing", .destination = r->dest, .arena = r->arena};
     if (!options->like) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a %s file", form);
+    return tsr_fail(err, TSR_E_USAGE, "--like is for a DCP; PATH is a %s file", form);
 }
 
 /* Converts the sound file inside a damaged one, so that the new file states a checksum. */
@@ -229,8 +229,7 @@ static tsr_status write_torch(repair *r, tsr_error *err)
     tsr_status status = cli_open_conversion(&w, r->path, err);
     if (status == TSR_OK) status = take_lost(r, &w.source, err);
     if (status == TSR_OK && !r->kept)
-        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "all %llu entries of the file are lost",
-                           (unsigned long long)r->lost);
+        status = tsr_fail(err, TSR_E_FORMAT, "all %llu entries of the file are lost", (unsigned long long)r->lost);
     if (status == TSR_OK) status = cli_write(&w, err);
     cli_writing_close(&w);
     cli_close(&w.source);

@@ -42,7 +42,7 @@ static tsr_status contains(cli_session *session, const char *name, bool *out, ts
         return TSR_OK;
     }
     bool *used = calloc(session->store->file_count + 1, sizeof *used);
-    if (!used) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!used) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
     const uint32_t file = tsr_store_find(session->store, tsr_str_from(name));
     tsr_checkpoint_used_files(session->checkpoint, used);
     *out = file != TSR_NO_FILE && used[file];

@@ -5,6 +5,7 @@
 #include "cli/text/report_text.h"
 #include "tessera/check.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/try.h"
 
 static tsr_status open_manifest(cli *program, const char *path, const char *allow, cli_contract *out, tsr_error *err)
 {
@@ -14,8 +15,7 @@ static tsr_status open_manifest(cli *program, const char *path, const char *allo
     out->contract.allow |= bits;
     out->contract.called = "the manifest";
     if (status == TSR_OK && !out->contract.digests) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' has no hashes; write a manifest with `tessera manifest`",
-                         path);
+        return tsr_fail(err, TSR_E_USAGE, "'%s' has no hashes; write a manifest with `tessera manifest`", path);
     }
     return status;
 }

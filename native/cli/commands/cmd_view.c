@@ -108,13 +108,13 @@ static tsr_status open_side(cli *program, size_t number, viewed *side, view_side
 {
     const char *path = program->operands.items[number];
     if (tsr_is_address(path))
-        return tsr_raise(
-            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        return tsr_fail(
+            err, TSR_E_UNSUPPORTED,
             "view serves files on this machine only; open the URL in the page itself, if its server allows that");
     const char *part;
     TSR_TRY(open_files(program, path, number > 0, &side->session, &part, err));
     side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
-    if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!side->served) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
     tsr_checkpoint_used_files(side->session.checkpoint, side->served);
     *out = (view_side){.title = title_of(path),
                        .store = side->session.store,

@@ -41,7 +41,7 @@ static tsr_status open_adapter(cli *program, const char *path, cli_session *sess
 {
     if (!path) return TSR_OK;
     session->others = calloc(1, sizeof *session->others);
-    if (!session->others) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!session->others) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
     const tsr_status status = cli_open_apart(program, path, NULL, session->others, err);
     if (status != TSR_OK) return cli_in_option(status, "lora", path, err);
     session->other_count = 1;
@@ -130,13 +130,13 @@ static tsr_status describe_settings(const tsr_vec *quantized, const tsr_quantize
     char *text = NULL;
     size_t size;
     FILE *to = open_memstream(&text, &size);
-    if (!to) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!to) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
     fputs("{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
           "\"modules_to_not_convert\": [",
           to);
     tsr_status status = put_modules(to, quantized, made, ends, err);
     fputs("]}", to);
-    if (fclose(to) != 0 && status == TSR_OK) status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (fclose(to) != 0 && status == TSR_OK) status = tsr_fail(err, TSR_E_NOMEM, "out of memory");
     if (status == TSR_OK) *out = tsr_arena_format(arena, err, "%s", text);
     free(text);
     return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;

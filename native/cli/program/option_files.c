@@ -15,7 +15,7 @@ tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_
     TSR_TRY(tsr_document_store_open(host, cli_given_address(program, path), store, err));
     uint32_t file = (*store)->primary != TSR_NO_FILE ? (*store)->primary : 0;
     if ((*store)->primary == TSR_NO_FILE && (*store)->file_count != 1) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory; a file is expected", path);
+        return tsr_fail(err, TSR_E_USAGE, "'%s' is a directory; a file is expected", path);
     }
     return tsr_range_load((tsr_range){*store, file, 0, (*store)->files[file].size}, host, bytes, err);
 }
@@ -42,7 +42,7 @@ tsr_status cli_read_shards(cli *program, const tsr_shards **out, tsr_error *err)
         cli_shards *shards = calloc(1, sizeof *shards);
         program->shards = shards;
         if (shards) shards->arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
-        if (!shards || !shards->arena) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        if (!shards || !shards->arena) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
         const tsr_status status =
             tsr_path_load_shards(cli_given_address(program, given), cli_host(program), shards->arena, &shards->map, err);
         if (status != TSR_OK) {
@@ -98,7 +98,7 @@ tsr_status cli_read_target(cli *program, const tsr_command_options *options, tsr
                            tsr_target *out, tsr_error *err)
 {
     if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "pass either --target FILE or --mesh with --placements");
+        return tsr_fail(err, TSR_E_USAGE, "pass either --target FILE or --mesh with --placements");
     }
     *texts =
         (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};

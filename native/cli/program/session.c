@@ -28,7 +28,7 @@ static tsr_status list_paths(cli *program, const char *path, tsr_texts *out, tsr
 {
     const tsr_texts also = program->also_is_used ? (tsr_texts){0} : program->options.source.also;
     *out = (tsr_texts){calloc(also.count + 1, sizeof *out->items), 0};
-    if (!out->items) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!out->items) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
     program->also_is_used = true;
     add_paths(out, path, also);
     return TSR_OK;

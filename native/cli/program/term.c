@@ -241,8 +241,8 @@ tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err)
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)
 {
     if (fwrite(data, 1, size, ctx) == size) return TSR_OK;
-    return tsr_raise(tsr_naming(err), TSR_E_IO, TSR_NO_POSITION, "cannot write %s: %s",
-                     ctx == stdout ? "to standard output" : "the output", strerror(errno));
+    return tsr_fail(tsr_naming(err), TSR_E_IO, "cannot write %s: %s", ctx == stdout ? "to standard output" : "the output",
+                    strerror(errno));
 }
 
 /* ---- host ---- */
