@@ -262,7 +262,7 @@ static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr
     if (status == TSR_OK) status = tsr_listing_read(&tsr_listing_of_blocks, page, out, &next, &why);
     tsr_exchange_end(&x);
     if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
-    return tsr_fail(err, status, "%s", why.message);
+    return tsr_raise_again(err, status, &why);
 }
 
 static bool is_same_part(const tsr_object *part, const tsr_upload_bytes *bytes, tsr_part_tag *tag)

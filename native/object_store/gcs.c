@@ -433,7 +433,7 @@ static tsr_status ask_what_is_stored(session *s, tsr_error *err)
         TSR_TRY(tsr_upload_is_there(s->service, s->upload, NULL, &s->is_done, err));
         if (s->is_done) return TSR_OK;
     }
-    return status == TSR_OK ? TSR_OK : tsr_fail(err, status, "%s", why.message);
+    return status == TSR_OK ? TSR_OK : tsr_raise_again(err, status, &why);
 }
 
 /* Sends a part that is in memory, as often as the server needs to have all of it. */

@@ -211,7 +211,7 @@ tsr_status tsr_job_describe(job_state *s, tsr_str *text, tsr_error *err)
 {
     tsr_error why = {0};
     const tsr_status planned = s->job->describes_plan ? tsr_job_plan(s, &why) : TSR_OK;
-    TSR_FAIL_IF(planned == TSR_E_NOMEM, err, planned, "%s", why.message);
+    if (planned == TSR_E_NOMEM) return tsr_raise_again(err, planned, &why);
     if (s->work) s->job->conversion = *tsr_work_conversion(s->work);
     return s->job->describe(s->job->ctx, text, err);
 }

@@ -102,7 +102,7 @@ static tsr_status begin_journal(publishing *s, tsr_error *err)
     tsr_status status = journal_text(s, arena, s->place.generation, &lines, &text, err);
     const tsr_journal_share whole = {1, 1, false};
     if (status == TSR_OK && tsr_journal_begin(&s->journals, s->place.tag, whole, text, &s->journal, &unable) == TSR_E_NOMEM)
-        status = tsr_fail(err, TSR_E_NOMEM, "%s", unable.message);
+        status = tsr_raise_again(err, TSR_E_NOMEM, &unable);
     tsr_arena_free(arena);
     return status;
 }

@@ -196,7 +196,7 @@ static tsr_status open_old(decision *d, tsr_error *err)
 {
     const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_NAMES, .stay = true};
     tsr_status status = tsr_checkpoint_open(d->store, d->request->host, &options, &d->old, &d->why);
-    TSR_FAIL_IF(status == TSR_E_NOMEM || status == TSR_E_IO, err, status, "%s", d->why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_raise_again(err, status, &d->why);
     d->owned = tsr_arena_array(d->arena, d->store->file_count, sizeof *d->owned, err);
     d->roles = tsr_arena_array(d->arena, d->store->file_count, sizeof *d->roles, err);
     if (!d->owned || !d->roles) return TSR_E_NOMEM;

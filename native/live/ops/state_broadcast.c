@@ -256,7 +256,7 @@ static tsr_status broadcast_wholes(spreading *s, tsr_error *err)
     for (size_t i = 0; i < s->wholes.count && status == TSR_OK; i++) status = broadcast_whole(s, &pairs[i], &w, err);
     if (status == TSR_OK) {
         status = tsr_comm_agree(s->comm, w.own, &w.own_error);
-        if (status != TSR_OK) tsr_fail(err, status, "%s", w.own_error.message);
+        if (status != TSR_OK) tsr_raise_again(err, status, &w.own_error);
     }
     tsr_free(s->out->host->allocator, w.bounce, w.piece_bytes, 1);
     return status;

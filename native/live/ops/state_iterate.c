@@ -487,7 +487,7 @@ tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other
     tsr_state_dict_free(passing);
     *same = status == TSR_OK;
     if (status == TSR_OK) return TSR_OK;
-    if (status != TSR_E_USAGE) return tsr_fail(err, status, "%s", found.message);
+    if (status != TSR_E_USAGE) return tsr_raise_again(err, status, &found);
     if (difference) *difference = found;
     return TSR_OK;
 }
