@@ -106,6 +106,8 @@ double tsr_retry_after(tsr_str value, time_t now);
 /* Whether both are http or https URLs with the same scheme, host and port (by default 80 and 443). */
 bool tsr_http_same_origin(const char *a, const char *b);
 
+/* ---- Retries (retry.c). ---- */
+
 /* Decides when to repeat a request: after statuses 429 and 5xx other than 501, after a connection was cut, and if none was
  * made; never after any other answer. Waiting times grow, and are at least what the server requests in Retry-After.
  *
