@@ -63,55 +63,6 @@ static tsr_status do_all(many *m, size_t count, tsr_error *err)
 
 /* ---- the destination ---- */
 
-static bool is_directory_mark(const tsr_object *object)
-{
-    return object->size == 0 && object->key.size && object->key.data[object->key.size - 1] == '/';
-}
-
-static bool counts(const object_output *output, const tsr_object *object)
-{
-    const tsr_str only = output->options.only_marker;
-    const size_t head = output->root.size + (output->root.size != 0);
-    tsr_str note;
-    bool is_part;
-    if (only.size && !tsr_str_equal(object->key, output->root)) return tsr_str_equal(tsr_str_after(object->key, head), only);
-    return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) &&
-           !tsr_object_is_note(output, object->key, &note) && !tsr_is_foreign_note(output, object->key, &is_part);
-}
-
-/* The first object in `found` that counts as part of the destination. */
-static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
-{
-    const tsr_object *objects = found->items.items;
-    for (size_t i = 0; i < found->items.count; i++)
-        if (counts(output, &objects[i])) return &objects[i];
-    return NULL;
-}
-
-/* Lists what is at the destination or below it, and appends it to `found`. TSR_E_EXISTS if there is anything, unless it is
- * to be overwritten. */
-static tsr_status look(object_output *output, tsr_object_list *found, tsr_error *err)
-{
-    tsr_service *service = output->service;
-    tsr_error unused = {0};
-    const tsr_str prefix =
-        tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
-    if (!prefix.data) return TSR_E_NOMEM;
-    const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
-    if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise_again(err, status, &unused);
-    TSR_TRY(tsr_service_list(service, prefix, true, found, err));
-    output->has_notes = tsr_object_has_notes(output, found);
-    const tsr_object *first = first_object(output, found);
-    if (!first) return output->options.only_marker.size ? TSR_OK : tsr_foreign_refuse(output, found, err);
-    if (output->options.overwrite) return TSR_OK;
-    if (tsr_str_equal(first->key, output->root))
-        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "the destination '%s' exists; --overwrite replaces it",
-                        tsr_shown_key_of(service, output->root).text);
-    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
-                    "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
-                    tsr_shown_key_of(service, output->root).text, TSR_STR_ARG((tsr_str_after(first->key, prefix.size))));
-}
-
 /* Whether an object has been written since the output was opened. False for an object that no longer exists. */
 static bool was_written(const object_output *output, tsr_str key, const tsr_map *at, const tsr_object *found)
 {
@@ -162,7 +113,7 @@ static tsr_status look_again(object_output *output, tsr_error *err)
 {
     tsr_object_list found = {0};
     TSR_TRY(tsr_object_list_open(output->allocator, &found, err));
-    tsr_status status = look(output, &found, err);
+    tsr_status status = tsr_destination_list(output, &found, err);
     if (status == TSR_OK && output->options.overwrite) status = refuse_changed(output, &found, err);
     tsr_object_list_close(&found);
     return status;
@@ -584,7 +535,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     TSR_TRY(open_service(output, &location, err));
     TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
     TSR_TRY(tsr_objects_open(output, err));
-    if (!output->options.only_sends) TSR_TRY(look(output, &output->before, err));
+    if (!output->options.only_sends) TSR_TRY(tsr_destination_list(output, &output->before, err));
     TSR_TRY(note_before(output, err));
     TSR_TRY(check_kind(output, err));
     TSR_TRY(tsr_handover_discard(output, err));

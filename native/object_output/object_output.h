@@ -127,15 +127,13 @@ bool tsr_resume_knows(const object_output *output, tsr_str key);
 /* Compares a part of such an object. TSR_E_EXISTS if its bytes differ. */
 tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_upload_bytes *bytes, tsr_error *err);
 
-/* object_replacing.c: whether a key is that of a note (options.notes). If so, *name is the rest of the key. */
-bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
-bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);
+/* object_replacing.c: lists what is at the destination or below it, and appends it to `found`. TSR_E_EXISTS if there is anything, unless
+ * it is to be overwritten. */
+tsr_status tsr_destination_list(object_output *output, tsr_object_list *found, tsr_error *err);
 /* Reads the text of a note into `arena`. TSR_E_FORMAT if it is damaged. */
 tsr_status tsr_note_read(tsr_service *service, const tsr_object *note, tsr_arena *arena, tsr_str *text, tsr_error *err);
 /* object_replacing.c: whether a key is that of a note of another job. *is_part: about a part, not about the whole job. */
 bool tsr_is_foreign_note(const object_output *output, tsr_str key, bool *is_part);
-/* TSR_E_EXISTS if there are such notes in `found`, unless they are allowed. */
-tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list *found, tsr_error *err);
 /* object_handover.c: removes such notes, and the uploads that they name, if options.discard_parts is set. */
 tsr_status tsr_handover_discard(object_output *output, tsr_error *err);
 /* object_replacing.c: leaves a note about what is being replaced, before any change that readers can see. */

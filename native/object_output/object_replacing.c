@@ -25,7 +25,8 @@ static tsr_str key_of_note(const object_output *output, tsr_str name, tsr_arena 
                             TSR_STR_ARG(output->options.notes), TSR_STR_ARG(name));
 }
 
-bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name)
+/* Whether a key is that of a note (options.notes). If so, *name is the rest of the key. */
+static bool is_note(const object_output *output, tsr_str key, tsr_str *name)
 {
     const size_t head = output->root.size + (output->root.size != 0);
     const tsr_str notes = output->options.notes;
@@ -82,7 +83,7 @@ tsr_status tsr_object_output_notes(tsr_output *base, tsr_object_note_fn *each, v
     const tsr_object *objects = output->before.items.items;
     for (size_t i = 0; i < output->before.items.count; i++) {
         tsr_str name, text;
-        if (!tsr_object_is_note(output, objects[i].key, &name) || tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING))) continue;
+        if (!is_note(output, objects[i].key, &name) || tsr_str_equal(name, TSR_STR(TSR_NOTE_REPLACING))) continue;
         TSR_TRY(tsr_note_read(output->service, &objects[i], output->arena, &text, err));
         TSR_TRY(each(ctx, name, text, err));
     }
@@ -109,18 +110,17 @@ static tsr_status remove_parts(object_output *output, tsr_error *err)
     const tsr_object *objects = output->before.items.items;
     for (size_t i = 0; i < output->before.items.count; i++) {
         tsr_str name;
-        if (tsr_object_is_note(output, objects[i].key, &name) && !note_is_of_job(name))
-            TSR_TRY(remove_note(output, name, err));
+        if (is_note(output, objects[i].key, &name) && !note_is_of_job(name)) TSR_TRY(remove_note(output, name, err));
     }
     return TSR_OK;
 }
 
-bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found)
+static bool has_any_note(const object_output *output, const tsr_object_list *found)
 {
     const tsr_object *objects = found->items.items;
     tsr_str name;
     for (size_t i = 0; i < found->items.count; i++)
-        if (tsr_object_is_note(output, objects[i].key, &name)) return true;
+        if (is_note(output, objects[i].key, &name)) return true;
     return false;
 }
 
@@ -130,7 +130,7 @@ static const tsr_object *object_find_note(const object_output *output, tsr_str n
     const tsr_object *objects = output->before.items.items;
     tsr_str own;
     for (size_t i = 0; i < output->before.items.count; i++)
-        if (tsr_object_is_note(output, objects[i].key, &own) && tsr_str_equal(own, name)) return &objects[i];
+        if (is_note(output, objects[i].key, &own) && tsr_str_equal(own, name)) return &objects[i];
     return NULL;
 }
 
@@ -139,7 +139,7 @@ static const tsr_object *object_find_note(const object_output *output, tsr_str n
 tsr_status tsr_object_output_remove_notes(tsr_output *base, tsr_error *err)
 {
     object_output *output = (object_output *)base;
-    const bool has_notes = tsr_object_has_notes(output, &output->before);
+    const bool has_notes = has_any_note(output, &output->before);
     if (!has_notes && !output->has_record) return TSR_OK;
     if (has_notes) TSR_TRY(tsr_object_output_put_note(base, TSR_STR(TSR_NOTE_PUBLISHED), TSR_STR("published\n"), err));
     TSR_TRY(remove_parts(output, err));
@@ -183,7 +183,7 @@ static bool name_of(const object_output *output, tsr_str key, tsr_str *name)
 bool tsr_is_foreign_note(const object_output *output, tsr_str key, bool *is_part)
 {
     tsr_str name, own;
-    if (!name_of(output, key, &name) || tsr_object_is_note(output, key, &own)) return false;
+    if (!name_of(output, key, &name) || is_note(output, key, &own)) return false;
     *is_part = is_of_part(name);
     return true;
 }
@@ -207,7 +207,8 @@ size_t tsr_object_output_other_parts(const tsr_output *base, tsr_str *first)
     return output->options.discard_parts ? 0 : count_foreign(output, &output->before, first);
 }
 
-tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list *found, tsr_error *err)
+/* TSR_E_EXISTS if there are such notes in `found`, unless they are allowed. */
+static tsr_status refuse_foreign(const object_output *output, const tsr_object_list *found, tsr_error *err)
 {
     tsr_str first = {NULL, 0};
     if (output->options.discard_parts || output->options.overwrite) return TSR_OK;
@@ -220,6 +221,55 @@ tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list
         "what it left with --discard-parts of exec, convert or reshard",
         tsr_shown_key_of(output->service, output->root).text, TSR_STR_ARG(first), more);
     return TSR_OK;
+}
+
+/* ---- the destination ---- */
+
+static bool is_directory_mark(const tsr_object *object)
+{
+    return object->size == 0 && object->key.size && object->key.data[object->key.size - 1] == '/';
+}
+
+static bool counts(const object_output *output, const tsr_object *object)
+{
+    const tsr_str only = output->options.only_marker;
+    const size_t head = output->root.size + (output->root.size != 0);
+    tsr_str note;
+    bool is_part;
+    if (only.size && !tsr_str_equal(object->key, output->root)) return tsr_str_equal(tsr_str_after(object->key, head), only);
+    return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) && !is_note(output, object->key, &note) &&
+           !tsr_is_foreign_note(output, object->key, &is_part);
+}
+
+/* The first object in `found` that counts as part of the destination. */
+static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
+{
+    const tsr_object *objects = found->items.items;
+    for (size_t i = 0; i < found->items.count; i++)
+        if (counts(output, &objects[i])) return &objects[i];
+    return NULL;
+}
+
+tsr_status tsr_destination_list(object_output *output, tsr_object_list *found, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    tsr_error unused = {0};
+    const tsr_str prefix =
+        tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
+    if (!prefix.data) return TSR_E_NOMEM;
+    const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
+    if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise_again(err, status, &unused);
+    TSR_TRY(tsr_service_list(service, prefix, true, found, err));
+    output->has_notes = has_any_note(output, found);
+    const tsr_object *first = first_object(output, found);
+    if (!first) return output->options.only_marker.size ? TSR_OK : refuse_foreign(output, found, err);
+    if (output->options.overwrite) return TSR_OK;
+    if (tsr_str_equal(first->key, output->root))
+        return tsr_fail(tsr_naming(err), TSR_E_EXISTS, "the destination '%s' exists; --overwrite replaces it",
+                        tsr_shown_key_of(service, output->root).text);
+    return tsr_fail(tsr_naming(err), TSR_E_EXISTS,
+                    "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
+                    tsr_shown_key_of(service, output->root).text, TSR_STR_ARG((tsr_str_after(first->key, prefix.size))));
 }
 
 /* ---- writing ---- */
