@@ -1,9 +1,11 @@
-/* Decides which weights are quantized and which are kept. */
+/* Decides which weights are quantized and which are kept, and makes the quantization_config that says so. */
 #include <math.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "mapping/mapped.h"
 #include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/stored_optimizers.h"
@@ -460,4 +462,116 @@ tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_optio
                 "%s is not a floating-point dtype", tsr_dtype_describe(q.options.dtype)->name);
     const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &q, .step = "quantize"};
     return tsr_mapped_open(source, &scheme, out, err);
+}
+
+/* ---- quantization_config ---- */
+
+static tsr_str without_ending(tsr_str weight)
+{
+    return (tsr_str){weight.data, weight.size - (sizeof ENDING - 1)};
+}
+
+/* The last two components of a module's name. transformers compares the names in its list with the ends of module names. */
+static tsr_str end_of(tsr_str module)
+{
+    size_t at = module.size;
+    for (unsigned dots = 0; at && (module.data[at - 1] != '.' || ++dots < 2); at--) {
+    }
+    return tsr_str_after(module, at);
+}
+
+/* Orders names by their last characters first. */
+static int by_end(const void *a, const void *b)
+{
+    const tsr_str x = *(const tsr_str *)a, y = *(const tsr_str *)b;
+    for (size_t i = 1; i <= x.size && i <= y.size; i++) {
+        const unsigned char c = (unsigned char)x.data[x.size - i], d = (unsigned char)y.data[y.size - i];
+        if (c != d) return c < d ? -1 : 1;
+    }
+    return (x.size > y.size) - (x.size < y.size);
+}
+
+/* Lists the modules of quantized weights (of tsr_str), ordered by their ends. */
+static tsr_status list_quantized(const tsr_catalog *catalog, tsr_vec *modules, tsr_error *err)
+{
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->dtype != TSR_FLOAT8_E4M3FN || !tsr_str_ends(entry->fqn, TSR_STR(ENDING))) continue;
+        tsr_str *module = tsr_vec_push(modules, err);
+        if (!module) return TSR_E_NOMEM;
+        *module = without_ending(entry->fqn);
+    }
+    if (modules->count) qsort(modules->items, modules->count, sizeof(tsr_str), by_end);
+    return TSR_OK;
+}
+
+/* Whether the name of one of the modules ends like this. Modules that are not quantized must then be listed by their whole
+ * names. */
+static bool is_shared(const tsr_vec *modules, tsr_str end)
+{
+    const tsr_str *all = modules->items;
+    size_t low = 0, high = modules->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (by_end(&all[middle], &end) < 0) low = middle + 1;
+        else high = middle;
+    }
+    return low < modules->count && tsr_str_ends(all[low], end);
+}
+
+/* Appends a name as a JSON string. */
+static tsr_status put_name(tsr_vec *text, tsr_str name, tsr_error *err)
+{
+    static const char digits[] = "0123456789abcdef";
+    TSR_TRY(tsr_vec_append(text, "\"", 1, err));
+    for (size_t i = 0; i < name.size; i++) {
+        const unsigned char c = (unsigned char)name.data[i];
+        const char escaped[] = {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
+        const bool is_plain = c >= 0x20 && c != '"' && c != '\\';
+        TSR_TRY(tsr_vec_append(text, is_plain ? name.data + i : escaped, is_plain ? 1 : sizeof escaped, err));
+    }
+    return tsr_vec_append(text, "\"", 1, err);
+}
+
+/* Lists the modules that a loader must not convert, each once. `ends` is an empty map. */
+static tsr_status put_kept(tsr_vec *text, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
+{
+    enum { ONCE = 1, WHOLE = 2 };
+    bool is_first = true;
+    for (uint64_t i = 0; i < made->kept_count; i++) {
+        const tsr_str module = without_ending(made->kept[i]), end = end_of(module);
+        const uint32_t known = tsr_map_get(ends, end, 0), how = known ? known : is_shared(quantized, end) ? WHOLE : ONCE;
+        TSR_TRY(tsr_map_put(ends, end, how, NULL, NULL, err));
+        if (known == ONCE) continue;
+        if (!is_first) TSR_TRY(tsr_vec_append(text, ", ", 2, err));
+        TSR_TRY(put_name(text, how == WHOLE ? module : end, err));
+        is_first = false;
+    }
+    return TSR_OK;
+}
+
+static tsr_status put_config(tsr_vec *text, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends,
+                             tsr_error *err)
+{
+    static const char head[] =
+        "{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
+        "\"modules_to_not_convert\": [";
+    TSR_TRY(tsr_vec_append(text, head, sizeof head - 1, err));
+    TSR_TRY(put_kept(text, quantized, made, ends, err));
+    return tsr_vec_append(text, "]}", 2, err);
+}
+
+tsr_status tsr_quantized_config(const tsr_checkpoint *checkpoint, const tsr_quantized *made, tsr_arena *arena, tsr_str *out,
+                                tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    tsr_vec quantized = tsr_vec_of(allocator, sizeof(tsr_str)), text = tsr_vec_of(allocator, 1);
+    tsr_map *ends = tsr_map_new(allocator, 0, err);
+    tsr_status status = ends ? list_quantized(tsr_checkpoint_catalog(checkpoint), &quantized, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = put_config(&text, &quantized, made, ends, err);
+    if (status == TSR_OK) *out = tsr_arena_str(arena, (tsr_str){text.items, text.count}, err);
+    tsr_vec_free(&quantized);
+    tsr_vec_free(&text);
+    tsr_map_free(ends);
+    return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
 }

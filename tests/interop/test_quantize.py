@@ -120,6 +120,21 @@ def test_what_the_loader_must_know_is_printed(t):
     need(got["model.layers.0.self_attn.o_proj.weight"].dtype == torch.float32, "--no-quantize")
 
 
+def test_names_in_what_the_loader_must_know_are_json(t):
+    odd = 'm.qu"o\\te\x01\u202e'
+    os.makedirs(path(t, "in"), exist_ok=True)
+    save_file({"a.b.weight": torch.ones(2, 2), f"{odd}.weight": torch.ones(2, 2)}, path(t, "in/model.safetensors"))
+    with open(path(t, "in/config.json"), "w") as f:
+        json.dump({"model_type": "none"}, f)
+    said = t.run("convert", path(t, "in"), path(t, "odd.safetensors"), *QUANTIZE, "--no-quantize", "m.**").stderr.decode()
+    line = next(line for line in said.splitlines() if "quantization_config" in line)
+    need(json.loads("{" + line.split(": ", 1)[1] + "}")["quantization_config"]["modules_to_not_convert"] == [odd], line)
+    need(line.isprintable(), line)  # a name must not control the terminal
+    t.run("convert", path(t, "in"), path(t, "out") + "/", "--to", "safetensors", *QUANTIZE, "--no-quantize", "m.**", "--config")
+    with open(path(t, "out/config.json")) as f:
+        need(json.load(f)["quantization_config"]["modules_to_not_convert"] == [odd], "config.json")
+
+
 def test_refusals(t):
     source = path(t, "in.safetensors")
     for bad, word in ((math.nan, "NaN"), (math.inf, "infinite"), (-math.inf, "infinite")):

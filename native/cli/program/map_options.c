@@ -52,122 +52,29 @@ static tsr_status open_adapter(cli *program, const char *path, cli_session *sess
 
 /* ---- what --quantize did ---- */
 
-static tsr_str without_ending(tsr_str weight)
-{
-    return (tsr_str){weight.data, weight.size - (sizeof ".weight" - 1)};
-}
-
-/* The last two components of a module's name. transformers compares the names in its list with the ends of module names. */
-static tsr_str end_of(tsr_str module)
-{
-    size_t at = module.size;
-    for (unsigned dots = 0; at && (module.data[at - 1] != '.' || ++dots < 2); at--) {
-    }
-    return tsr_str_after(module, at);
-}
-
-/* Orders names by their last characters first. */
-static int by_end(const void *a, const void *b)
-{
-    const tsr_str x = *(const tsr_str *)a, y = *(const tsr_str *)b;
-    for (size_t i = 1; i <= x.size && i <= y.size; i++) {
-        const unsigned char c = (unsigned char)x.data[x.size - i], d = (unsigned char)y.data[y.size - i];
-        if (c != d) return c < d ? -1 : 1;
-    }
-    return (x.size > y.size) - (x.size < y.size);
-}
-
-/* Lists the modules of quantized weights (of tsr_str), ordered by their ends. */
-static tsr_status list_quantized(const tsr_catalog *catalog, tsr_vec *modules, tsr_error *err)
-{
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        if (entry->dtype != TSR_FLOAT8_E4M3FN || !tsr_str_ends(entry->fqn, TSR_STR(".weight"))) continue;
-        tsr_str *module = tsr_vec_push(modules, err);
-        if (!module) return TSR_E_NOMEM;
-        *module = without_ending(entry->fqn);
-    }
-    if (modules->count) qsort(modules->items, modules->count, sizeof(tsr_str), by_end);
-    return TSR_OK;
-}
-
-/* Whether the name of one of the modules ends like this. Modules that are not quantized must then be listed by their whole
- * names. */
-static bool is_shared(const tsr_vec *modules, tsr_str end)
-{
-    const tsr_str *all = modules->items;
-    size_t low = 0, high = modules->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (by_end(&all[middle], &end) < 0) low = middle + 1;
-        else high = middle;
-    }
-    return low < modules->count && tsr_str_ends(all[low], end);
-}
-
-/* Prints the modules that a loader must not convert, each once. `ends` is an empty map. */
-static tsr_status put_modules(FILE *to, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
-{
-    enum { ONCE = 1, WHOLE = 2 };
-    const char *comma = "";
-    for (uint64_t i = 0; i < made->kept_count; i++) {
-        const tsr_str module = without_ending(made->kept[i]), end = end_of(module);
-        const uint32_t known = tsr_map_get(ends, end, 0), how = known ? known : is_shared(quantized, end) ? WHOLE : ONCE;
-        TSR_TRY(tsr_map_put(ends, end, how, NULL, NULL, err));
-        if (known == ONCE) continue;
-        fprintf(to, "%s\"", comma);
-        cli_put(to, how == WHOLE ? module : end);
-        fputc('"', to);
-        comma = ", ";
-    }
-    return TSR_OK;
-}
-
-/* Makes the quantization_config of the quantized weights. */
-static tsr_status describe_settings(const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_arena *arena,
-                                    tsr_str *out, tsr_error *err)
-{
-    char *text = NULL;
-    size_t size;
-    FILE *to = open_memstream(&text, &size);
-    if (!to) return tsr_fail(err, TSR_E_NOMEM, "out of memory");
-    fputs("{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
-          "\"modules_to_not_convert\": [",
-          to);
-    tsr_status status = put_modules(to, quantized, made, ends, err);
-    fputs("]}", to);
-    if (fclose(to) != 0 && status == TSR_OK) status = tsr_fail(err, TSR_E_NOMEM, "out of memory");
-    if (status == TSR_OK) *out = tsr_arena_format(arena, err, "%s", text);
-    free(text);
-    return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
-}
-
 /* Tells the user what to add to config.json, which a loader builds its modules from. Only --config writes it. */
 static tsr_status tell_settings(const cli *program, tsr_str settings, tsr_arena *arena, tsr_error *err)
 {
     const tsr_str line =
         tsr_arena_format(arena, err, "add this to config.json: \"quantization_config\": %.*s", TSR_STR_ARG(settings));
     if (!line.data) return TSR_E_NOMEM;
-    if (program->caller) program->caller->say(program->caller->ctx, CLI_SAYS_WARNING, line.data, err);
-    else fprintf(stderr, "%s\n", line.data);
+    if (program->caller) {
+        program->caller->say(program->caller->ctx, CLI_SAYS_WARNING, line.data, err);
+        return TSR_OK;
+    }
+    cli_put(stderr, line);
+    fputc('\n', stderr);
     return TSR_OK;
 }
 
 static tsr_status tell_config(cli *program, cli_session *session, tsr_error *err)
 {
     const tsr_quantized *made = &session->layers.quantized;
-    tsr_vec quantized = tsr_vec_of(cli_host(program)->allocator, sizeof(tsr_str));
-    tsr_map *ends = tsr_map_new(cli_host(program)->allocator, 0, err);
-    tsr_status status = ends ? list_quantized(session->catalog, &quantized, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = describe_settings(&quantized, made, ends, session->arena, &session->quantization, err);
-    if (status == TSR_OK && cli_speaks(program) && !program->options.quiet) {
-        cli_note(program, "quantized to float8_e4m3fn: %s; other two-dimensional tensors, left as they are: %s",
-                 cli_plural(made->count, "weight").text, cli_number(made->kept_count).text);
-        if (!program->options.config) status = tell_settings(program, session->quantization, session->arena, err);
-    }
-    tsr_vec_free(&quantized);
-    tsr_map_free(ends);
-    return status;
+    TSR_TRY(tsr_quantized_config(session->checkpoint, made, session->arena, &session->quantization, err));
+    if (!cli_speaks(program) || program->options.quiet) return TSR_OK;
+    cli_note(program, "quantized to float8_e4m3fn: %s; other two-dimensional tensors, left as they are: %s",
+             cli_plural(made->count, "weight").text, cli_number(made->kept_count).text);
+    return program->options.config ? TSR_OK : tell_settings(program, session->quantization, session->arena, err);
 }
 
 /* ---- opening ---- */

@@ -156,6 +156,12 @@ typedef struct tsr_quantized {
 tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized,
                                 tsr_checkpoint **out, tsr_error *err);
 
+/* Makes the quantization_config that config.json of the quantized checkpoint has to have, as JSON on one line in `arena`.
+ * `checkpoint` is what tsr_mapping_quantize has opened. transformers compares the names of modules to leave alone with the ends of
+ * module names, so a module is listed by its last two components, and by its whole name if a quantized one ends like it. */
+tsr_status tsr_quantized_config(const tsr_checkpoint *checkpoint, const tsr_quantized *quantized, tsr_arena *arena,
+                                tsr_str *out, tsr_error *err);
+
 /* The document of the built-in map with this name, or an empty text if there is no such map. Static storage. */
 tsr_str tsr_mapping_builtin(tsr_str name);
 /* The same; fails with TSR_E_USAGE if there is no such map, with the name that was probably meant. */
