@@ -205,6 +205,21 @@ static void put_metadata(const view *v)
     if (shown) putchar('\n');
 }
 
+/* "6.74 billion": letters are units of bytes. */
+static cli_words short_number(uint64_t number)
+{
+    static const char *const scales[] = {"", " thousand", " million", " billion", " trillion", " quadrillion"};
+    cli_words words;
+    double value = (double)number;
+    unsigned scale = 0;
+    while (value >= 999.5 && scale < 5) {
+        value /= 1000;
+        scale++;
+    }
+    snprintf(words.text, sizeof words.text, value < 999.5 ? "%.3g%s" : "%.0f%s", value, scales[scale]);
+    return words;
+}
+
 /* Prints the summary. */
 static void put_head(const view *v)
 {
@@ -218,7 +233,7 @@ static void put_head(const view *v)
     putchar('\n');
     put_step(v);
     put_parts(v);
-    printf("  %s, %s element%s, ", cli_plural(root->tensors, "tensor").text, cli_short_number(root->elements).text,
+    printf("  %s, %s element%s, ", cli_plural(root->tensors, "tensor").text, short_number(root->elements).text,
            root->elements == 1 ? "" : "s");
     cli_on(v->out, stdout, CLI_BOLD);
     fputs(cli_bytes(root->bytes).text, stdout);

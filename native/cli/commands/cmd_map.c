@@ -31,13 +31,20 @@ static int list_maps(cli *program, const tsr_command_options *arguments)
     return CLI_DONE;
 }
 
+/* Writes a finished document, the output of the command. */
+static tsr_status put_document(const cli *program, tsr_str text, tsr_error *err)
+{
+    const cli_caller *caller = program->caller;
+    return (caller ? caller->write : cli_write_file)(caller ? caller->ctx : stdout, text.data, text.size, err);
+}
+
 static int show_map(cli *program, const tsr_command_options *arguments)
 {
     (void)arguments;
     tsr_error err = {0};
     tsr_str text;
     tsr_status status = tsr_mapping_named(program->operands.items[1], &text, &err);
-    if (status == TSR_OK) status = cli_document_put(program, text, &err);
+    if (status == TSR_OK) status = put_document(program, text, &err);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
@@ -46,7 +53,7 @@ static tsr_status print_suggestion(cli *program, const cli_session *sessions, bo
     tsr_map_suggestion suggestion;
     tsr_status status = tsr_map_suggest(sessions[0].checkpoint, sessions[1].checkpoint, values, arena, &suggestion, err);
     for (unsigned i = 0; i < 2 && status == TSR_OK; i++) status = cli_unchanged(&sessions[i], err);
-    if (status == TSR_OK) status = cli_document_put(program, suggestion.document, err);
+    if (status == TSR_OK) status = put_document(program, suggestion.document, err);
     if (status != TSR_OK) return status;
     for (size_t i = 0; i < suggestion.note_count; i++) cli_note(program, "%.*s", TSR_STR_ARG(suggestion.notes[i]));
     if (!values)

@@ -5,8 +5,6 @@
 #ifndef TSR_CLI_PROGRAM_CLI_H
 #define TSR_CLI_PROGRAM_CLI_H
 
-#include <stdarg.h>
-
 #include "tessera/comm.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/commands.h"
@@ -121,7 +119,6 @@ void cli_put_formats(const cli *program);
 extern const char *const cli_formats_summary;
 /* Prints "tessera: …" on stderr. Returns CLI_TROUBLE. */
 int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
-void cli_fail_with(const cli *program, const char *format, va_list arguments);
 /* Prints the error of a library call about `path` (may be NULL). */
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err);
 /* Prints "tessera: warning: …", unless --quiet. */
@@ -131,8 +128,6 @@ void cli_note(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3)
 
 /* Starts the JSON document, or the report, that is the command's output. */
 void cli_document_start(const cli *program, tsr_json *json, tsr_error *err);
-/* Writes a finished one. */
-tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err);
 /* A tsr_write_fn; `ctx` is a FILE. */
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err);
 

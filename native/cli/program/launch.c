@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -92,10 +93,12 @@ int cli_refuse(const cli_launch *launch, const char *format, ...)
 {
     const cli program = {0};
     if (launch->first) {
+        char text[1024];
         va_list arguments;
         va_start(arguments, format);
-        cli_fail_with(&program, format, arguments);
+        vsnprintf(text, sizeof text, format, arguments);
         va_end(arguments);
+        cli_fail(&program, "%s", text);
     }
     return wait_and_fail();
 }

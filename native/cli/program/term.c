@@ -119,20 +119,6 @@ cli_words cli_number(uint64_t number)
     return words;
 }
 
-cli_words cli_short_number(uint64_t number)
-{
-    static const char *const scales[] = {"", " thousand", " million", " billion", " trillion", " quadrillion"};
-    cli_words words;
-    double value = (double)number;
-    unsigned scale = 0;
-    while (value >= 999.5 && scale < 5) {
-        value /= 1000;
-        scale++;
-    }
-    snprintf(words.text, sizeof words.text, value < 999.5 ? "%.3g%s" : "%.0f%s", value, scales[scale]);
-    return words;
-}
-
 cli_words cli_plural(uint64_t n, const char *one)
 {
     cli_words words, number = cli_number(n);
@@ -181,14 +167,9 @@ int cli_fail(const cli *program, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    cli_fail_with(program, format, arguments);
+    message(program, CLI_SAYS_ERROR, format, arguments);
     va_end(arguments);
     return CLI_TROUBLE;
-}
-
-void cli_fail_with(const cli *program, const char *format, va_list arguments)
-{
-    message(program, CLI_SAYS_ERROR, format, arguments);
 }
 
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
@@ -230,12 +211,6 @@ void cli_document_start(const cli *program, tsr_json *json, tsr_error *err)
 {
     const cli_caller *caller = program->caller;
     tsr_json_start(json, caller ? caller->write : cli_write_file, caller ? caller->ctx : stdout, 1, err);
-}
-
-tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err)
-{
-    const cli_caller *caller = program->caller;
-    return (caller ? caller->write : cli_write_file)(caller ? caller->ctx : stdout, text.data, text.size, err);
 }
 
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)

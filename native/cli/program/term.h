@@ -27,7 +27,6 @@ typedef struct cli_words {
 } cli_words;
 cli_words cli_bytes(uint64_t bytes);               /* "12.5 GiB" */
 cli_words cli_number(uint64_t number);             /* "1,234,567" */
-cli_words cli_short_number(uint64_t number);       /* "6.74 billion", because letters are units of bytes */
 cli_words cli_plural(uint64_t n, const char *one); /* "1 tensor", "3 tensors" */
 
 #endif
