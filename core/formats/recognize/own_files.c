@@ -231,6 +231,19 @@ bool tsr_is_run_data(tsr_str path)
     return matches_any(name, dcp) || matches_any(name, deepspeed) || matches_any(name, verl_files);
 }
 
+bool tsr_is_run_list(tsr_str path)
+{
+    static const char *const lists[] = {"*.metadata", "*.index.json", "metadata.json", "latest", NULL};
+    return matches_any(tsr_last_path_part(path), lists);
+}
+
+bool tsr_is_run_end(tsr_str path)
+{
+    static const char *const last[] = {"trainer_state.json", "meta.pt",        "latest_checkpointed_iteration.txt",
+                                       "latest_universal",   ".metadata.json", NULL};
+    return tsr_is_run_list(path) || matches_any(tsr_last_path_part(path), last);
+}
+
 bool tsr_is_run_marker(tsr_str path)
 {
     static const char *const markers[] = {".metadata",

@@ -17,6 +17,7 @@
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/directory.h"
+#include "tessera/sys/latest.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"
@@ -210,7 +211,7 @@ static tsr_status refuse_interrupted(const tsr_checkpoint *checkpoint, tsr_str b
     return tsr_fail(err, status, "%.*s%s%s; nothing was copied", TSR_STR_ARG(below), below.size ? ": " : "", why.message);
 }
 
-static bool complete_is_marker(tsr_str name)
+static bool is_marker(tsr_str name)
 {
     return tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR("/.metadata")) ||
            tsr_str_ends(name, TSR_STR(".index.json"));
@@ -220,7 +221,7 @@ static bool has_marker(const tsr_store *store)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
-        if (complete_is_marker(name) && !memchr(name.data, '/', name.size)) return true;
+        if (is_marker(name) && !memchr(name.data, '/', name.size)) return true;
     }
     return false;
 }
@@ -239,7 +240,7 @@ static tsr_status check(cli *program, tsr_store *store, tsr_str below, bool is_m
         tsr_checkpoint_close(checkpoint);
         return status;
     }
-    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED) return tsr_fail(err, status, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED) return tsr_raise_again(err, status, &why);
     if (is_marked)
         cli_warn(program,
                  "'%.*s' cannot be opened as a checkpoint, so its files are copied without a check that none is missing: %s",
@@ -277,7 +278,7 @@ static tsr_status list_steps(const tsr_store *store, tsr_map *known, tsr_arena *
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
         tsr_str name = store->files[f].name;
-        if (!complete_is_marker(name)) continue;
+        if (!is_marker(name)) continue;
         while (name.size && name.data[name.size - 1] != '/') name.size--;
         if (!name.size) continue;
         name.size--;
@@ -336,30 +337,10 @@ static tsr_status list_directory(copied_files *files, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_str base_name(tsr_str name)
-{
-    size_t start = name.size;
-    while (start && name.data[start - 1] != '/') start--;
-    return tsr_str_after(name, start);
-}
-
-/* Whether a file lists the files of a checkpoint, or of several: it makes them a checkpoint. */
-static bool is_list(tsr_str base)
-{
-    return tsr_str_ends(base, TSR_STR(".metadata")) || tsr_str_ends(base, TSR_STR(".index.json")) ||
-           tsr_str_equal(base, TSR_STR("metadata.json")) || tsr_str_equal(base, TSR_STR("latest"));
-}
-
-/* 0 if the name of a file is not that of a marker; 1 for a marker in a subdirectory, 2 for one in the root. Besides lists,
- * markers are the files that the Trainer, Lightning, Megatron, DeepSpeed and OLMo-core write last. */
+/* 0 if the name of a file is not that of a marker; 1 for a marker in a subdirectory, 2 for one in the root. */
 static unsigned marker_level(tsr_str name)
 {
-    static const char *const last[] = {"trainer_state.json", "meta.pt", "latest_checkpointed_iteration.txt",
-                                       "latest_universal", ".metadata.json"};
-    const tsr_str base = base_name(name);
-    bool is_marker = is_list(base);
-    for (size_t i = 0; i < sizeof last / sizeof *last; i++) is_marker |= tsr_str_equal(base, tsr_str_from(last[i]));
-    return !is_marker ? 0 : base.size < name.size ? 1 : 2;
+    return !tsr_is_run_end(name) ? 0 : memchr(name.data, '/', name.size) ? 1 : 2;
 }
 
 /* Orders the files of a directory: markers last, and those of the root after those of subdirectories. */
@@ -409,7 +390,7 @@ static tsr_status list_source(tsr_store *from, tsr_arena *arena, copied_files *o
 static const char *last_list(const copied_files *files)
 {
     for (uint32_t i = files->count; i-- > files->marker;)
-        if (is_list(base_name(files->names[i]))) return files->names[i].data;
+        if (tsr_is_run_list(files->names[i])) return files->names[i].data;
     return NULL;
 }
 
@@ -668,6 +649,13 @@ static tsr_status write_files(void *ctx, tsr_output *output, uint32_t *marker, t
     if (status == TSR_OK && !c->is_remote && !c->arguments->no_verify) status = verify(c, err);
     if (status != TSR_OK) log_flush(&c->log, &ignored);
     return status;
+}
+
+static tsr_str base_name(tsr_str name)
+{
+    size_t start = name.size;
+    while (start && name.data[start - 1] != '/') start--;
+    return tsr_str_after(name, start);
 }
 
 /* A destination that ends in '/' is a directory, to which a single file is copied under its own name. */

@@ -85,6 +85,11 @@ tsr_status tsr_run_list(tsr_store *store, const tsr_host *host, const tsr_latest
 
 /* Whether the last part of a path is the name of a file that completes a checkpoint, or of a model alone. */
 bool tsr_is_run_marker(tsr_str path);
+/* Whether it is the name of a list of files that makes them a checkpoint, or names one. */
+bool tsr_is_run_list(tsr_str path);
+/* Whether it is such a list, or a file that the Trainer, Lightning, Megatron, DeepSpeed or OLMo-core writes last: what copies a
+ * checkpoint writes these files last, too. */
+bool tsr_is_run_end(tsr_str path);
 /* Whether it is a name that only the data files of DCPs, DeepSpeed and verl have. */
 bool tsr_is_run_data(tsr_str path);
 /* Sets owned[i] for names that their framework always writes next to files for which it is set already, such as a tokenizer next
