@@ -343,11 +343,8 @@ static tsr_status add_warnings(conversion *c, tsr_error *err)
     if (warning) *warning = TSR_STR(TSR_SHARDS_UNUSED);
     TSR_TRY(tsr_opening_warnings(c->call.source, c->call.arena, &c->warnings, err));
     TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, false, &c->warnings, err));
-    TSR_TRY(tsr_conversion_warnings(c->call.checkpoint, &c->result, c->options.to, c->call.arena, &c->warnings, err));
-    TSR_TRY(tsr_conversion_changed_dicts(tsr_checkpoint_catalog(c->call.checkpoint), &c->result, c->options.to, &selection,
-                                         c->call.arena, &c->warnings, err));
-    if (c->options.to != TSR_TO_DCP) return TSR_OK;
-    return tsr_conversion_text_keys(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
+    return tsr_conversion_warnings(c->call.checkpoint, &c->result, c->options.to, &selection, c->call.arena, &c->warnings,
+                                   err);
 }
 
 static tsr_status finish(conversion *c, tsr_error *err)

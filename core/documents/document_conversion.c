@@ -4,11 +4,13 @@
 
 #include "base/line.h"
 #include "convert/convert_to.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/store.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
@@ -276,8 +278,143 @@ static const char *overflow_of(tsr_dtype dtype)
     }
 }
 
+/* ---- dicts that a container cannot hold as they are ---- */
+
+typedef struct listing {
+    tsr_arena *arena;
+    tsr_str names;
+    tsr_str last; /* of the dict that was listed or counted last */
+    uint64_t count;
+    tsr_error *err;
+} listing;
+
+/* Adds the name of a dict, and of its class unless that is empty. */
+static tsr_status list_name(listing *l, tsr_str name, tsr_str class)
+{
+    if (l->count++ >= NAMES_SHOWN) return TSR_OK;
+    l->names = tsr_arena_format(l->arena, l->err, "%.*s%s%.*s%s%.*s%s", TSR_STR_ARG(l->names), l->names.size ? ", " : "",
+                                TSR_STR_ARG(name.size ? name : TSR_STR("the outermost one")), class.size ? " (" : "",
+                                TSR_STR_ARG(class), class.size ? ")" : "");
+    return l->names.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Adds a warning, `text` with the names, if there are any. */
+static tsr_status warn_of_listed(listing *l, const char *text, tsr_vec *warnings)
+{
+    if (!l->count) return TSR_OK;
+    if (l->count > NAMES_SHOWN)
+        l->names =
+            tsr_arena_format(l->arena, l->err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(l->names), l->count - NAMES_SHOWN);
+    tsr_str *warning = l->names.data ? tsr_vec_push(warnings, l->err) : NULL;
+    if (!warning) return TSR_E_NOMEM;
+    *warning = tsr_arena_format(l->arena, l->err, "%s: %.*s", text, TSR_STR_ARG(l->names));
+    return warning->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Whether something in the dict is written. Its entries follow each other. */
+static bool is_written(const tsr_conversion *conversion, const tsr_mapping *mapping)
+{
+    const tsr_str name = mapping->fqn;
+    for (uint64_t i = mapping->entries_before; i < conversion->row_count; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        const tsr_str fqn = row->entry->fqn;
+        const bool inside =
+            !mapping->path_length || (tsr_str_starts(fqn, name) && fqn.size > name.size && fqn.data[name.size] == '.');
+        if (!inside) return false;
+        if (row->written) return true;
+    }
+    return false;
+}
+
+static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapping, tsr_value_variant variant,
+                       const tsr_selection *selection)
+{
+    if (mapping->value->variant != variant) return false;
+    return mapping->value->count ? is_written(conversion, mapping) : tsr_selection_keeps(selection, mapping->fqn);
+}
+
+/* Adds a warning about the modules and TensorDicts of the state dict, of which only the tensors are written. For a conversion to
+ * torch.save also about the dicts that were a collections.defaultdict or of another subclass: as containers of entries they are written
+ * as dict, so that torch.load can load the rest by its default. */
+static tsr_status add_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion, tsr_container to,
+                                    const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+#define REFUSED "written as dict, because torch.load(weights_only=True) refuses "
+    static const struct {
+        tsr_value_variant variant;
+        const char *text;
+    } changes[] = {{TSR_VARIANT_STATE_DICT, "written as state dicts instead of the objects that they were"},
+                   {TSR_VARIANT_DEFAULTDICT, REFUSED "collections.defaultdict"},
+                   {TSR_VARIANT_SUBCLASS, REFUSED "their classes"}};
+    const size_t count =
+        to == TSR_TO_TORCH || to == TSR_TO_RANKS ? sizeof changes / sizeof *changes : 1; /* others have no dicts */
+    for (size_t c = 0; c < count; c++) {
+        listing l = {.arena = arena, .names = {"", 0}, .err = err};
+        for (uint64_t i = 0; i < catalog->mapping_count; i++) {
+            const tsr_mapping *mapping = &catalog->mappings[i];
+            if (!is_changed(conversion, mapping, changes[c].variant, selection)) continue;
+            const bool has_class = changes[c].variant != TSR_VARIANT_DEFAULTDICT;
+            TSR_TRY(list_name(&l, mapping->fqn, has_class ? mapping->value->text : TSR_STR("")));
+        }
+        TSR_TRY(warn_of_listed(&l, changes[c].text, warnings));
+    }
+    return TSR_OK;
+}
+
+/* ---- keys that are not texts ---- */
+
+static tsr_status list_dict(listing *l, tsr_str name)
+{
+    if (l->count && tsr_str_equal(l->last, name)) return TSR_OK; /* the entries of a dict follow each other */
+    l->last = name;
+    return list_name(l, name, TSR_STR(""));
+}
+
+/* Lists the dicts on the way to an entry in which the key is not a text. */
+static tsr_status list_dicts(listing *l, const tsr_entry *entry, const tsr_path_item *id)
+{
+    size_t end = 0;
+    for (uint32_t i = 0; entry->path && i < entry->path_length; i++) {
+        const tsr_path_item *item = &entry->path[i];
+        if (item != id && (item->kind == TSR_PATH_INT_KEY || item->value))
+            TSR_TRY(list_dict(l, (tsr_str){entry->fqn.data, end}));
+        end += tsr_path_item_size(item) + (i ? 1 : 0);
+    }
+    return TSR_OK;
+}
+
+/* The path item that is an id of an optimizer, if the conversion writes the list of ids too: then reading makes ints of them
+ * again. */
+static const tsr_path_item *kept_id(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
+                                    const tsr_conversion *conversion, const tsr_entry *entry)
+{
+    const uint64_t number = (uint64_t)(entry - catalog->entries);
+    const tsr_path_item *item = tsr_stored_optimizers_id_of(all, catalog, number);
+    if (!item) return NULL;
+    const tsr_entry *list = all->groups[all->params[all->owner_params[number] - 1].group].list;
+    return conversion->rows[list - catalog->entries].written ? item : NULL;
+}
+
+/* For a DCP, whose keys are texts: adds a warning about the dicts that have other keys, such as ints. The ids of optimizers are not among
+ * them, because tsr_convert makes ints of them again. */
+static tsr_status add_text_keys(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
+                                tsr_vec *warnings, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    listing l = {.arena = arena, .names = {"", 0}, .err = err};
+    tsr_stored_optimizers all;
+    TSR_TRY(tsr_stored_optimizers_find(catalog, tsr_checkpoint_host(checkpoint), arena, &all, err));
+    for (uint64_t i = 0; i < conversion->row_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (conversion->rows[i].written) TSR_TRY(list_dicts(&l, entry, kept_id(&all, catalog, conversion, entry)));
+    }
+    return warn_of_listed(&l, "ints and other keys become texts, the only keys that a DCP has, in", warnings);
+}
+
+/* ---- all of them ---- */
+
 tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
-                                   tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+                                   const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     tsr_conversion_counts counts;
     /* The files of ranks may be either. */
@@ -306,10 +443,14 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
                     tsr_arena_format(arena, err, "lists and dicts of other classes are written as list and dict in: %.*s",
                                      TSR_STR_ARG(names)),
                     err));
-    if (!counts.not_weights_only) return TSR_OK;
-    names = name_some(conversion, needs_full_pickle, arena, err);
-    return add(warnings, tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)),
-               err);
+    if (counts.not_weights_only) {
+        names = name_some(conversion, needs_full_pickle, arena, err);
+        TSR_TRY(add(warnings,
+                    tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)),
+                    err));
+    }
+    TSR_TRY(add_changed_dicts(tsr_checkpoint_catalog(checkpoint), conversion, to, selection, arena, warnings, err));
+    return to == TSR_TO_DCP ? add_text_keys(checkpoint, conversion, arena, warnings, err) : TSR_OK;
 }
 
 /* ---- the document ---- */

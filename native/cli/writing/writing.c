@@ -270,14 +270,9 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
     TSR_TRY(tsr_opening_warnings(cli_source_checkpoint(&w->source), w->arena, &w->warnings, err));
     TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, w->options->config, &w->warnings, err));
     const size_t before = w->warnings.count;
-    tsr_status status =
-        tsr_conversion_warnings(w->source.checkpoint, &w->job.conversion, w->to, w->arena, &w->warnings, err);
     const tsr_selection selection = {tsr_globs_select, &w->options->selection};
-    if (status == TSR_OK)
-        status = tsr_conversion_changed_dicts(w->source.catalog, &w->job.conversion, w->to, &selection, w->arena,
-                                              &w->warnings, err);
-    if (status == TSR_OK && w->to == TSR_TO_DCP)
-        status = tsr_conversion_text_keys(w->source.checkpoint, &w->job.conversion, w->arena, &w->warnings, err);
+    const tsr_status status =
+        tsr_conversion_warnings(w->source.checkpoint, &w->job.conversion, w->to, &selection, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;
     for (size_t i = before; i < w->warnings.count; i++) cli_warn(w->program, "%.*s", TSR_STR_ARG(warnings[i]));
     return status;

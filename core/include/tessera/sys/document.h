@@ -362,25 +362,15 @@ void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_count
 
 /* Appends what a conversion to this container warns of to `warnings`, a vec of tsr_str in `arena`: errors that reading the
  * source found, metadata that is dropped, a sidecar that is not written, tied tensors that are copies now, objects that
- * PyTorch's weights_only loader will refuse. TSR_E_NOMEM. */
+ * PyTorch's weights_only loader will refuse, and dicts that are written as something else. `selection` is what was selected.
+ * TSR_E_NOMEM. */
 tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
-                                   tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
+                                   const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
 /* Appends what everyone who uses the values of a checkpoint should know: files that are not read, a file that is only one of
  * several, copies of several ranks of which one is used. `warnings` and `arena` as above. The checkpoint is one that reads
  * files, not a mapped one. TSR_E_NOMEM. */
 tsr_status tsr_opening_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
-
-/* Appends a warning about the modules and TensorDicts of the state dict, of which only the tensors are written. For a conversion to
- * torch.save also about the dicts that were a collections.defaultdict or of another subclass: as containers of entries they are written
- * as dict, so that torch.load can load the rest by its default. `selection` is what was selected. TSR_E_NOMEM. */
-tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion, tsr_container to,
-                                        const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
-
-/* For a conversion to a DCP, whose keys are texts: appends a warning about the dicts that have other keys, such as ints. The ids
- * of optimizers are not among them, because tsr_convert makes ints of them again. TSR_E_NOMEM. */
-tsr_status tsr_conversion_text_keys(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
-                                    tsr_vec *warnings, tsr_error *err);
 
 TSR_API_END
 
