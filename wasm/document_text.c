@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "shim.h"
+#include "tessera/sys/try.h"
 
 struct document {
     char *data;
@@ -15,8 +16,7 @@ static tsr_status append(void *ctx, const char *data, size_t size, tsr_error *er
     if (size > doc->capacity - doc->size) {
         size_t capacity = doc->capacity * 2 > doc->size + size ? doc->capacity * 2 : doc->size + size + 4096;
         char *grown = realloc(doc->data, capacity);
-        if (!grown)
-            return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a document of %zu bytes", capacity);
+        if (!grown) return tsr_fail(err, TSR_E_NOMEM, "out of memory for a document of %zu bytes", capacity);
         doc->data = grown;
         doc->capacity = capacity;
     }
@@ -50,7 +50,7 @@ document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, t
         status = write(ctx, json, err);
         if (status == TSR_OK) status = tsr_json_finish(json);
     } else {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        tsr_fail(err, TSR_E_NOMEM, "out of memory");
     }
     free(json);
     if (status == TSR_OK) return doc;

@@ -1,15 +1,16 @@
-/* JSON documents about a checkpoint: those of the command line, and three for the viewer (overview, entry, preview). */
-#include "tessera/sys/document.h"
-
-#include <stdlib.h>
-
+/* JSON documents about a checkpoint: those of the command line, and four for the viewer (overview, entry, preview, optimizer). */
 #include "request.h"
 #include "shim.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/optim.h"
+#include "tessera/sys/try.h"
 #include "tessera/validate.h"
+
+#include <stdlib.h>
 
 /* ---- overview: totals, dtypes, and the parts of each file that belong to entries ---- */
 
@@ -204,8 +205,8 @@ static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_
     uint64_t sizes[TSR_MAX_NDIM], count = 1;
     uint8_t data[PREVIEW_LINE * 16];
     if (entry->kind != TSR_ENTRY_TENSOR || entry->ndim > TSR_MAX_NDIM || tsr_dtype_size(entry->dtype) == 0) {
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' has no elements that can be shown one by one",
-                         TSR_STR_ARG(entry->fqn));
+        return tsr_fail(err, TSR_E_UNSUPPORTED, "'%.*s' has no elements that can be shown one by one",
+                        TSR_STR_ARG(entry->fqn));
     }
     for (uint32_t d = 0; d < entry->ndim; d++) {
         const uint64_t most = entry->ndim == 1       ? PREVIEW_LINE
@@ -227,6 +228,68 @@ static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_
     return json->status;
 }
 
+/* ---- optimizer: which state each parameter has in the checkpoint's optimizers (tessera.optimizer/1) ---- */
+
+static void put_tensor(tsr_json *json, const tsr_entry *entry)
+{
+    if (!entry) {
+        tsr_json_null(json);
+        return;
+    }
+    tsr_json_object(json);
+    tsr_json_put_str(json, "fqn", entry->fqn);
+    if (entry->kind == TSR_ENTRY_TENSOR) {
+        tsr_json_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
+        tsr_json_put_u64s(json, "shape", entry->shape, entry->ndim);
+    }
+    tsr_json_object_end(json);
+}
+
+static void put_row(tsr_json *json, const tsr_param_states *row, uint32_t name_count)
+{
+    tsr_json_object(json);
+    tsr_json_put_str(json, "parameter", row->parameter);
+    tsr_json_put_bool(json, "in_group", row->in_group);
+    tsr_json_key(json, "values");
+    put_tensor(json, row->entry);
+    tsr_json_put_array(json, "states");
+    for (uint32_t i = 0; i < name_count; i++) put_tensor(json, row->states[i]);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static void put_optimizer(tsr_json *json, const tsr_optim_states *o)
+{
+    tsr_json_object(json);
+    tsr_json_put_str(json, "optimizer", o->optimizer);
+    tsr_json_put_strs(json, "names", o->names, o->name_count);
+    tsr_json_put_array(json, "parameters");
+    for (uint32_t i = 0; i < o->row_count; i++) put_row(json, &o->rows[i], o->name_count);
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+}
+
+static tsr_status write_optimizers(const opened *item, tsr_json *json, tsr_error *err)
+{
+    tsr_optim_states *list;
+    uint32_t count;
+    tsr_arena *arena = tsr_arena_new(item->host.allocator, 0, err);
+    tsr_status status = arena ? tsr_optim_states_of(tsr_checkpoint_catalog(item->checkpoint), item->host.allocator, arena,
+                                                    &list, &count, err)
+                              : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        tsr_json_object(json);
+        tsr_json_put_text(json, "schema", "tessera.optimizer/1");
+        tsr_json_put_array(json, "optimizers");
+        for (uint32_t i = 0; i < count; i++) put_optimizer(json, &list[i]);
+        tsr_json_array_end(json);
+        tsr_json_object_end(json);
+        status = json->status;
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
 /* ---- by kind ---- */
 
 enum {
@@ -241,7 +304,7 @@ enum {
 };
 
 /* Validates once, because the same findings would otherwise be added again. */
-tsr_status tessera_validate_once(opened *item, tsr_error *err)
+static tsr_status validate_once(opened *item, tsr_error *err)
 {
     if (item->validated) return TSR_OK;
     item->validated = true;
@@ -251,7 +314,7 @@ tsr_status tessera_validate_once(opened *item, tsr_error *err)
 
 static tsr_status write_inspect(opened *item, const tsr_inspect_options *options, tsr_json *json, tsr_error *err)
 {
-    const tsr_status status = tessera_validate_once(item, err);
+    const tsr_status status = validate_once(item, err);
     return status == TSR_OK ? tsr_document_inspect(item->checkpoint, options, json, err) : status;
 }
 
@@ -259,7 +322,7 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
 {
     tsr_findings *findings = tsr_checkpoint_findings(item->checkpoint);
     tsr_ring *ring = NULL;
-    tsr_status status = tessera_validate_once(item, err);
+    tsr_status status = validate_once(item, err);
     if (deep && status == TSR_OK) status = tsr_host_load(&item->host, err);
     if (deep && status == TSR_OK) status = tsr_ring_new(&item->host, 0, &ring, err);
     if (deep && status == TSR_OK) status = tsr_check_deep(item->checkpoint, ring, NULL, err);
@@ -296,9 +359,9 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
         return tsr_document_layout(tsr_checkpoint_catalog(r->item->checkpoint), &(tsr_layout_options){0}, &r->item->host,
                                    json, err);
     case OVERVIEW: return write_overview(r->item, json, err);
-    case OPTIMIZER: return tessera_write_optimizers(r->item, json, err);
+    case OPTIMIZER: return write_optimizers(r->item, json, err);
     case PREVIEW: return write_preview(r->item, r->entry, json, err);
-    default: return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no document has the kind %u", (unsigned)r->kind);
+    default: return tsr_fail(err, TSR_E_USAGE, "no document has the kind %u", (unsigned)r->kind);
     }
 }
 
@@ -315,4 +378,41 @@ document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const
         if (!r.entry) return NULL;
     }
     return tessera_make_document(write_document, &r, err);
+}
+
+/* ---- a deep check that several modules share, each with the same files: parts are bytes, which JavaScript passes on ---- */
+
+static tsr_status open_ring(opened *item, tsr_ring **out, tsr_error *err)
+{
+    *out = NULL;
+    const tsr_status status = validate_once(item, err);
+    return status == TSR_OK ? tsr_ring_new(&item->host, 0, out, err) : status;
+}
+
+/* Checks part `number` of `count`. Returns what it found, `*size` bytes, to be freed with tessera_release. */
+TSR_EXPORT(tessera_check_part)
+void *tessera_check_part(uint32_t handle, uint32_t number, uint32_t count, uint32_t *size, tsr_error *err)
+{
+    opened *item = tessera_checkpoint_of(handle, err);
+    tsr_vec found = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_ring *ring;
+    if (!item || open_ring(item, &ring, err) != TSR_OK) return NULL;
+    const tsr_status status = tsr_check_deep_part(item->checkpoint, (tsr_check_part){number, count}, ring, &found, err);
+    tsr_ring_free(ring);
+    *size = (uint32_t)found.count;
+    if (status == TSR_OK) return found.items;
+    tsr_vec_free(&found);
+    return NULL;
+}
+
+/* Adds to the checkpoint's findings what all parts found, one behind the other, and what is checked when all of them are known. Returns 1. */
+TSR_EXPORT(tessera_check_join)
+uint32_t tessera_check_join(uint32_t handle, const char *parts, uint32_t size, uint32_t count, tsr_error *err)
+{
+    opened *item = tessera_checkpoint_of(handle, err);
+    tsr_ring *ring;
+    if (!item || open_ring(item, &ring, err) != TSR_OK) return 0;
+    const tsr_status status = tsr_check_deep_join(item->checkpoint, (tsr_str){parts, size}, count, ring, err);
+    tsr_ring_free(ring);
+    return status == TSR_OK;
 }

@@ -2,13 +2,15 @@
  * the comparison of two checkpoints' values, tensor by tensor. */
 #include <stdlib.h>
 
-#include "made.h"
+#include "request.h"
 #include "shim.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/names.h"
+#include "tessera/sys/try.h"
 
 /* ---- tally ---- */
 
@@ -72,9 +74,17 @@ TSR_EXPORT(tessera_tally_document) document *tessera_tally_document(uint32_t han
 
 /* ---- diff ---- */
 
+/* The policy of a diff. Its code is in the second file, but a diff is in the first one, so it gets these functions. */
+typedef struct judge {
+    tsr_policy *policy; /* NULL if all differences count */
+    tsr_status (*apply)(const tsr_policy *policy, const tsr_diff *from, tsr_arena *arena, tsr_diff *to,
+                        tsr_policy_result *result, tsr_error *err);
+    void (*release)(tsr_policy *policy);
+} judge;
+
 typedef struct comparison {
     opened *a, *b;
-    tessera_judge judge;
+    judge judge;
     tsr_arena *arena;
     tsr_ring *ring;
     tsr_diff diff;
@@ -123,7 +133,7 @@ uint32_t tessera_diff(uint32_t handle_a, uint32_t handle_b, uint32_t flags, doub
     if (b && tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return 0;
     comparison *c = a && b ? calloc(1, sizeof *c) : NULL;
     if (!c) {
-        if (a && b) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        if (a && b) tsr_fail(err, TSR_E_NOMEM, "out of memory");
         return 0;
     }
     c->a = a;
@@ -195,23 +205,18 @@ tsr_difference *tessera_diff_part(uint32_t handle, uint32_t number, uint32_t cou
     return c->differences + c->next;
 }
 
-const tsr_host *tessera_diff_host(uint32_t handle, tsr_error *err)
-{
-    const comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
-    return c ? &c->a->host : NULL;
-}
-
-tsr_status tessera_diff_judge(uint32_t handle, const tessera_judge *judge, tsr_error *err)
-{
-    comparison *c = tessera_item_of(handle, HANDLE_DIFF, err);
-    if (!c) return err->status;
-    c->judge = *judge;
-    return TSR_OK;
-}
+/* What is written about a diff: the paths of its sides, and a function for the differences that its policy (NULL if there is none)
+ * leaves. */
+typedef struct diff_request {
+    tsr_str path_a, path_b;
+    tsr_status (*write)(const void *ctx, const tsr_diff_document *document, const tsr_policy *policy, tsr_json *json,
+                        tsr_error *err);
+    const void *ctx;
+} diff_request;
 
 typedef struct writing_diff {
     comparison *c;
-    const tessera_diff_request *request;
+    const diff_request *request;
 } writing_diff;
 
 /* Writes what the policy, if there is one, leaves of the diff. The diff itself does not change, because more values may be compared
@@ -219,7 +224,7 @@ typedef struct writing_diff {
 static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
 {
     const writing_diff *w = ctx;
-    const tessera_diff_request *r = w->request;
+    const diff_request *r = w->request;
     comparison *c = w->c;
     tsr_policy_result left_out = {0};
     tsr_diff left;
@@ -239,7 +244,7 @@ static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
     return status;
 }
 
-document *tessera_diff_written(uint32_t handle, const tessera_diff_request *request, tsr_error *err)
+static document *make_diff_document(uint32_t handle, const diff_request *request, tsr_error *err)
 {
     writing_diff w = {tessera_item_of(handle, HANDLE_DIFF, err), request};
     return w.c ? tessera_make_document(write_diff, &w, err) : NULL;
@@ -259,6 +264,39 @@ TSR_EXPORT(tessera_diff_document)
 document *tessera_diff_document(uint32_t handle, const char *path_a, uint32_t path_a_size, const char *path_b,
                                 uint32_t path_b_size, tsr_error *err)
 {
-    const tessera_diff_request request = {{path_a, path_a_size}, {path_b, path_b_size}, write_json, NULL};
-    return tessera_diff_written(handle, &request, err);
+    const diff_request request = {{path_a, path_a_size}, {path_b, path_b_size}, write_json, NULL};
+    return make_diff_document(handle, &request, err);
+}
+
+static tsr_status write_differences(const void *ctx, const tsr_diff_document *document, const tsr_policy *policy,
+                                    tsr_json *json, tsr_error *err)
+{
+    return tsr_report_diff(ctx, document, policy, json, tessera_host().allocator, err);
+}
+
+/* Returns the differences of a diff as findings, in the form of a report. */
+TSR_EXPORT(tessera_diff_report)
+document *tessera_diff_report(uint32_t diff, const char *form, uint32_t form_size, const char *path_a, uint32_t path_a_size,
+                              const char *path_b, uint32_t path_b_size, tsr_error *err)
+{
+    const tsr_report_form *wanted = tsr_report_form_of((tsr_str){form, form_size}, err);
+    const diff_request request = {{path_a, path_a_size}, {path_b, path_b_size}, write_differences, wanted};
+    return wanted ? make_diff_document(diff, &request, err) : NULL;
+}
+
+/* Applies --rule and --baseline to a diff. Returns 1. */
+TSR_EXPORT(tessera_judge_diff)
+uint32_t tessera_judge_diff(uint32_t diff, const tessera_option *options, uint32_t count, tsr_error *err)
+{
+    request asked;
+    comparison *c = tessera_item_of(diff, HANDLE_DIFF, err);
+    const tsr_host *host = c ? &c->a->host : NULL; /* lives longer than the diff and its policy */
+    tsr_arena *arena = host ? tsr_arena_new(host->allocator, 0, err) : NULL;
+    tsr_policy *policy = arena ? tsr_policy_new(TSR_POLICY_DIFF, host, err) : NULL;
+    tsr_status status = policy ? tessera_request_read("diff", options, count, arena, &asked, err) : err->status;
+    if (status == TSR_OK) status = tessera_read_policy(&asked.options, policy, err);
+    if (status == TSR_OK) c->judge = (judge){policy, tsr_policy_diff, tsr_policy_free};
+    else tsr_policy_free(policy);
+    tsr_arena_free(arena);
+    return status == TSR_OK;
 }

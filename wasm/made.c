@@ -1,7 +1,9 @@
-/* Optimizer state in another form, as a checkpoint whose tensors are read from the source on request. */
-#include "made.h"
-
+/* What is made from a checkpoint: optimizer state in another form, as a checkpoint whose tensors are read from the source on
+ * request, and conversions, which are written in steps. */
 #include "request.h"
+#include "tessera/convert.h"
+#include "tessera/optim_convert.h"
+#include "tessera/output.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/commands.h"
 #include "tessera/sys/containers.h"
@@ -14,6 +16,16 @@
 #include "tessera/sys/work.h"
 
 #include <stdlib.h>
+
+struct made {
+    tsr_host host;
+    tsr_ring *ring;
+    tsr_optim_job *job;
+    tsr_store *store; /* of the result */
+    tsr_arena *arena;
+    tsr_vec warnings; /* of tsr_str, in the arena */
+    bool is_complete;
+};
 
 static void free_made(made *m)
 {
@@ -68,8 +80,7 @@ static tsr_status new_ring(made *m, const tessera_optim_options *options, tsr_er
     const tsr_str given = text_at(options->max_mem, options->max_mem_size);
     uint64_t bytes = 0;
     if (given.data && !tsr_size_parse(given.data, &bytes))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-mem takes a size such as 512MB or 2GiB, not '%.*s'",
-                         TSR_STR_ARG(given));
+        return tsr_fail(err, TSR_E_USAGE, "--max-mem takes a size such as 512MB or 2GiB, not '%.*s'", TSR_STR_ARG(given));
     return tsr_ring_new(&m->host, (size_t)bytes, &m->ring, err);
 }
 
@@ -95,7 +106,7 @@ uint32_t tessera_optimizer(uint32_t handle, const tessera_optim_options *options
     const opened *source = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
     made *m = source ? calloc(1, sizeof *m) : NULL;
     if (!m) {
-        if (source) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        if (source) tsr_fail(err, TSR_E_NOMEM, "out of memory");
         return 0;
     }
     m->host = source->host;
@@ -157,7 +168,50 @@ static tsr_status write_made(made *m, uint32_t index, tsr_output *output, const 
     return tsr_optim_write(m->job, index, &file, err);
 }
 
-/* convert and reshard, in steps of bounded size, into a sink of the host. */
+/* ---- an output whose files the host writes ---- */
+
+typedef struct host_sink {
+    tsr_output output; /* must be first, because the output's functions cast back */
+    uint32_t number;   /* the number to pass to tsr_create and tsr_write */
+    uint32_t files;
+} host_sink;
+
+/* The files whose presence makes a DCP, a sharded safetensors, a Megatron-Core and a DeepSpeed universal checkpoint complete. */
+static const char *const markers[] = {".metadata", "model.safetensors.index.json", "metadata.json", "latest_universal"};
+
+static bool is_marker(tsr_str name)
+{
+    for (size_t i = 0; i < sizeof markers / sizeof *markers; i++)
+        if (tsr_str_equal(name, tsr_str_from(markers[i]))) return true;
+    return false;
+}
+
+/* Provided by the host: create a file of `size` bytes (0: not yet known), and write bytes to it. They return 0 on success.
+ * `marker` is set for the file whose presence makes the checkpoint complete. */
+__attribute__((import_module("env"), import_name("tsr_create"))) extern uint32_t tsr_create(uint32_t sink, uint32_t file,
+                                                                                            const void *name,
+                                                                                            uint32_t name_size,
+                                                                                            uint64_t size, uint32_t marker);
+__attribute__((import_module("env"), import_name("tsr_write"))) extern uint32_t tsr_write(uint32_t sink, uint32_t file,
+                                                                                          uint64_t offset, const void *data,
+                                                                                          uint32_t size);
+
+static tsr_status create_file(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    host_sink *sink = (host_sink *)output;
+    *file = sink->files++;
+    if (tsr_create(sink->number, *file, name.data, (uint32_t)name.size, size, is_marker(name)) == 0) return TSR_OK;
+    return tsr_fail(err, TSR_E_IO, "'%.*s' cannot be created", TSR_STR_ARG(name));
+}
+
+static tsr_status write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+{
+    const host_sink *sink = (host_sink *)output;
+    if (tsr_write(sink->number, file, offset, data, (uint32_t)size) == 0) return TSR_OK;
+    return tsr_raise(err, TSR_E_IO, offset, "%zu bytes cannot be written", size);
+}
+
+/* ---- convert and reshard, in steps of bounded size, into a sink of the host ---- */
 
 typedef struct conversion {
     call call;
@@ -300,7 +354,7 @@ uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, cons
         return 0;
     }
     c->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
-    c->sink = tessera_host_sink(sink);
+    c->sink = (host_sink){.output = {.create = create_file, .write_at = write_at}, .number = sink};
     tsr_status status = tessera_call_start(&c->call, reshards ? "reshard" : "convert", options, count, err);
     if (status == TSR_OK) status = open_conversion(c, handle, reshards, count, err);
     if (status == TSR_OK)

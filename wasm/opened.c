@@ -1,12 +1,11 @@
-/* Open checkpoints and their entries. */
-#include <stdlib.h>
-
+/* The host's files as stores, and the checkpoints that are opened over them. */
 #include "shim.h"
-
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
+
+#include <stdlib.h>
 
 tsr_host tessera_lent;
 tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena,
@@ -19,8 +18,7 @@ static bool was_asked; /* whether the second file was needed since a checkpoint 
 static tsr_status refuse_to_load(tsr_error *err)
 {
     was_asked = true;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "the second file of the module is not loaded; await prepare() first");
+    return tsr_fail(err, TSR_E_USAGE, "the second file of the module is not loaded; await prepare() first");
 }
 
 static void lend(tsr_host *host)
@@ -39,6 +37,90 @@ tsr_host tessera_host(void)
     return host;
 }
 
+/* ---- stores ---- */
+
+static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    const host_store *store = ctx;
+    for (size_t done = 0; done < size;) {
+        const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
+        uint32_t result;
+        while ((result = tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part)) ==
+               TESSERA_WAIT)
+            tsr_wait();
+        if (result) {
+            return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part,
+                             TSR_STR_ARG(store->store.files[file].name));
+        }
+        done += part;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    host_store *s = (host_store *)store;
+    return s->guards ? tsr_guards_read(s->guards, file, offset, buffer, size, err)
+                     : read_unguarded(s, file, offset, buffer, size, err);
+}
+
+static void prefetch(tsr_store *store, const tsr_store_place *places, size_t count)
+{
+    if (tsr_prefetch(((host_store *)store)->number, places, (uint32_t)count) == TESSERA_WAIT) tsr_wait();
+}
+
+static tsr_status add_guard(tsr_store *store, const tsr_store_guard *guard, tsr_error *err)
+{
+    return tsr_guards_add(((host_store *)store)->guards, guard, err);
+}
+
+static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t count, tsr_error *err)
+{
+    tsr_store_file *listing = tsr_arena_array(s->names, count, sizeof *listing, err);
+    if (!listing) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) {
+        tsr_str name = {(const char *)(uintptr_t)files[i].name, files[i].name_size};
+        listing[i] = (tsr_store_file){tsr_arena_str(s->names, name, err), files[i].size};
+        if (!listing[i].name.data) return TSR_E_NOMEM;
+        if (i && tsr_str_compare(listing[i - 1].name, listing[i].name) >= 0) {
+            return tsr_fail(err, TSR_E_USAGE, "two files have the name '%.*s'", TSR_STR_ARG(name));
+        }
+    }
+    s->store.files = listing;
+    return TSR_OK;
+}
+
+/* Opens a store over files that JavaScript listed, sorted by name; the names are copied. host_store_close also accepts a zeroed
+ * store, and one that could not be opened. */
+static tsr_status host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
+                                  uint32_t primary, tsr_error *err)
+{
+    *out = (host_store){.store = {.file_count = count,
+                                  .primary = primary < count ? primary : TSR_NO_FILE,
+                                  .read_at = read_at,
+                                  .prefetch = prefetch},
+                        .number = number,
+                        .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
+    return out->names ? list_files(out, files, count, err) : TSR_E_NOMEM;
+}
+
+/* For files of which each read is a request: reads guarded bytes together with the first bytes after them. The second file
+ * contains the code; without it nothing changes. */
+static tsr_status host_store_guard(host_store *store, tsr_error *err)
+{
+    if (!tessera_is_prepared) return TSR_OK;
+    store->store.guard = add_guard;
+    return tsr_guards_new(&tsr_allocator_libc, read_unguarded, store, NULL, &store->guards, err);
+}
+
+static void host_store_close(host_store *store)
+{
+    if (store->guards) tsr_guards_free(store->guards);
+    tsr_arena_free(store->names);
+}
+
+/* ---- checkpoints ---- */
+
 opened *tessera_checkpoint_of(uint32_t handle, tsr_error *err)
 {
     opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
@@ -54,7 +136,7 @@ static void free_opened(void *pointer)
     tsr_checkpoint_close(item->checkpoint);
     if (item->below) item->release_below(item->below);
     if (item->made) item->release_made(item->made);
-    tessera_host_store_close(&item->files);
+    host_store_close(&item->files);
     free(item);
 }
 
@@ -97,7 +179,7 @@ static tsr_status open_checkpoint(opened *item, tsr_error *err)
 static opened *new_opened(tsr_error *err)
 {
     opened *item = calloc(1, sizeof *item);
-    if (!item) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (!item) tsr_fail(err, TSR_E_NOMEM, "out of memory");
     else item->host = tessera_host();
     return item;
 }
@@ -129,8 +211,8 @@ uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count,
     opened *item = new_opened(err);
     if (!item) return 0;
     item->store = &item->files.store;
-    tsr_status status = tessera_host_store_open(&item->files, store, files, count, choice->primary, err);
-    if (status == TSR_OK && choice->is_remote) status = tessera_host_store_guard(&item->files, err);
+    tsr_status status = host_store_open(&item->files, store, files, count, choice->primary, err);
+    if (status == TSR_OK && choice->is_remote) status = host_store_guard(&item->files, err);
     if (status == TSR_OK) status = choose(item, choice, err);
     if (status == TSR_OK) status = open_checkpoint(item, err);
     if (status == TSR_OK) return tessera_add_handle(HANDLE_CHECKPOINT, item, free_opened, 0, 0, err);
@@ -179,8 +261,8 @@ const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error 
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
     if (index < catalog->entry_count) return &catalog->entries[index];
-    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no entry has the number %u; there are %llu", (unsigned)index,
-              (unsigned long long)catalog->entry_count);
+    tsr_fail(err, TSR_E_USAGE, "no entry has the number %u; there are %llu", (unsigned)index,
+             (unsigned long long)catalog->entry_count);
     return NULL;
 }
 

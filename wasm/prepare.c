@@ -4,18 +4,17 @@
 #include "tessera/document_read.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/try.h"
 
 /* Reads the value of --shards: a document, which begins with a brace, or the name of a built-in map. */
 static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *arena, const tsr_shards **out, tsr_error *err)
 {
     tsr_shards *read;
-    size_t at = 0;
-    while (at < given.size && strchr(" \t\r\n", given.data[at])) at++;
-    if (at == given.size || given.data[at] != '{') {
+    if (!tessera_is_document(given)) {
         *out = tsr_shards_built_in(given);
         if (*out) return TSR_OK;
-        return tsr_raise(
-            err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+        return tsr_fail(
+            err, TSR_E_NOT_FOUND,
             "--shards takes a tessera.shards/1 document, or one of meta-llama, megatron-gpt and vllm, not '%.*s'",
             TSR_STR_ARG(given));
     }

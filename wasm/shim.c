@@ -1,9 +1,8 @@
-/* The module's memory, errors, handles and stores; see shim.h. */
+/* The module's memory, errors and handles; see shim.h. */
 #include "shim.h"
+#include "tessera/sys/try.h"
 
 #include <stdlib.h>
-
-#include "shim.h"
 
 /* ---- memory and errors ---- */
 
@@ -53,7 +52,7 @@ static slot *free_slot(tsr_error *err)
     }
     slot *grown = slot_count < MOST_SLOTS ? realloc(slots, (slot_count + 1) * sizeof *slots) : NULL;
     if (!grown) {
-        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory for a handle");
+        tsr_fail(err, TSR_E_NOMEM, "out of memory for a handle");
         return NULL;
     }
     slots = grown;
@@ -91,7 +90,7 @@ void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
     static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff", "search for twins", "conversion"};
     const slot *s = slot_of(handle);
     if (s && s->kind == kind) return s->item;
-    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open", names[kind]);
+    tsr_fail(err, TSR_E_USAGE, "no %s is open", names[kind]);
     return NULL;
 }
 
@@ -126,82 +125,4 @@ TSR_EXPORT(tessera_close) void tessera_close(uint32_t handle)
         release_slot(last);
         if (last == closing) return;
     }
-}
-
-/* ---- stores ---- */
-
-static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
-{
-    const host_store *store = ctx;
-    for (size_t done = 0; done < size;) {
-        const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
-        uint32_t result;
-        while ((result = tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part)) ==
-               TESSERA_WAIT)
-            tsr_wait();
-        if (result) {
-            return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part,
-                             TSR_STR_ARG(store->store.files[file].name));
-        }
-        done += part;
-    }
-    return TSR_OK;
-}
-
-static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
-{
-    host_store *s = (host_store *)store;
-    return s->guards ? tsr_guards_read(s->guards, file, offset, buffer, size, err)
-                     : read_unguarded(s, file, offset, buffer, size, err);
-}
-
-static void prefetch(tsr_store *store, const tsr_store_place *places, size_t count)
-{
-    if (tsr_prefetch(((host_store *)store)->number, places, (uint32_t)count) == TESSERA_WAIT) tsr_wait();
-}
-
-static tsr_status add_guard(tsr_store *store, const tsr_store_guard *guard, tsr_error *err)
-{
-    return tsr_guards_add(((host_store *)store)->guards, guard, err);
-}
-
-static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t count, tsr_error *err)
-{
-    tsr_store_file *listing = tsr_arena_array(s->names, count, sizeof *listing, err);
-    if (!listing) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < count; i++) {
-        tsr_str name = {(const char *)(uintptr_t)files[i].name, files[i].name_size};
-        listing[i] = (tsr_store_file){tsr_arena_str(s->names, name, err), files[i].size};
-        if (!listing[i].name.data) return TSR_E_NOMEM;
-        if (i && tsr_str_compare(listing[i - 1].name, listing[i].name) >= 0) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "two files have the name '%.*s'", TSR_STR_ARG(name));
-        }
-    }
-    s->store.files = listing;
-    return TSR_OK;
-}
-
-tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
-                                   uint32_t primary, tsr_error *err)
-{
-    *out = (host_store){.store = {.file_count = count,
-                                  .primary = primary < count ? primary : TSR_NO_FILE,
-                                  .read_at = read_at,
-                                  .prefetch = prefetch},
-                        .number = number,
-                        .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
-    return out->names ? list_files(out, files, count, err) : TSR_E_NOMEM;
-}
-
-tsr_status tessera_host_store_guard(host_store *store, tsr_error *err)
-{
-    if (!tessera_is_prepared) return TSR_OK;
-    store->store.guard = add_guard;
-    return tsr_guards_new(&tsr_allocator_libc, read_unguarded, store, NULL, &store->guards, err);
-}
-
-void tessera_host_store_close(host_store *store)
-{
-    if (store->guards) tsr_guards_free(store->guards);
-    tsr_arena_free(store->names);
 }

@@ -1,4 +1,4 @@
-/* The boundary of the module: the functions that JavaScript calls, and those that it provides (made.h and reals.c have the
+/* The boundary of the module: the functions that JavaScript calls, and those that it provides (made.c and reals.c have the
  * others).
  *
  *   page/worker/Node ── tessera_*() ──▶ shim ── core/include ──▶ core
@@ -113,14 +113,6 @@ typedef struct host_store {
     tsr_guards *guards; /* NULL: guarded bytes are read when the checkpoint is opened */
 } host_store;
 
-/* Opens a store over files that JavaScript listed, sorted by name; the names are copied. tessera_host_store_close also
- * accepts a zeroed store, and one that could not be opened. */
-tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
-                                   uint32_t primary, tsr_error *err);
-/* For files of which each read is a request: reads guarded bytes together with the first bytes after them. The second file
- * contains the code; without it nothing changes. */
-tsr_status tessera_host_store_guard(host_store *store, tsr_error *err);
-void tessera_host_store_close(host_store *store);
 tsr_host tessera_host(void);
 
 typedef struct made made;
@@ -163,16 +155,18 @@ tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *w
  * it can be, so the first file would need that function. */
 extern tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena,
                                                   const struct tsr_shards **out, tsr_error *err);
+/* Whether a text is a JSON object, which begins with a brace, rather than a name. */
+static inline bool tessera_is_document(tsr_str text)
+{
+    size_t at = 0;
+    while (at < text.size && strchr(" \t\r\n", text.data[at])) at++;
+    return at < text.size && text.data[at] == '{';
+}
 /* Returns entry `index` of a checkpoint, or NULL with an error if there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
-
-/* Adds the findings about the catalog to those of the checkpoint, when it is first called. */
-tsr_status tessera_validate_once(opened *item, tsr_error *err);
 
 /* A document. `write` writes it with the given emitter. */
 typedef struct document document;
 document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, tsr_error *err), void *ctx, tsr_error *err);
-
-tsr_status tessera_write_optimizers(const opened *item, tsr_json *json, tsr_error *err);
 
 #endif

@@ -5,6 +5,7 @@
 #include "shim.h"
 #include "tessera/check.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 typedef struct twin {
     uint32_t entry;
@@ -93,7 +94,7 @@ TSR_EXPORT(tessera_twins) uint32_t tessera_twins(uint32_t handle, tsr_error *err
     opened *item = tessera_checkpoint_of(handle, err);
     twins *t = item ? calloc(1, sizeof *t) : NULL;
     if (!t) {
-        if (item) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        if (item) tsr_fail(err, TSR_E_NOMEM, "out of memory");
         return 0;
     }
     t->item = item;

@@ -4,6 +4,7 @@
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/read.h"
+#include "tessera/sys/try.h"
 
 static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, tsr_error *err)
 {
@@ -12,9 +13,9 @@ static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, t
     if (status != TSR_OK) return status;
     if (!entry) return tsr_checkpoint_raise_no_entry(item->checkpoint, fqn, err);
     if (entry->kind == TSR_ENTRY_TENSOR) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
-                     TSR_STR_ARG(fqn), TSR_STR_ARG(entry->type));
+    return tsr_fail(err, TSR_E_USAGE,
+                    "'%.*s' is not a dense tensor but %.*s; only tensors can be sliced and written with -o",
+                    TSR_STR_ARG(fqn), TSR_STR_ARG(entry->type));
 }
 
 static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out, tsr_error *err)
@@ -29,9 +30,9 @@ static tsr_status measure(const tsr_entry *entry, bool whole, tessera_part *out,
         return status;
     }
     if (!itemsize)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
-                         tsr_dtype_describe(entry->dtype)->name);
+        return tsr_fail(err, TSR_E_UNSUPPORTED,
+                        "%s elements are not byte-aligned, so they cannot be sliced; leave the slice out",
+                        tsr_dtype_describe(entry->dtype)->name);
     tsr_box_volume((tsr_box){entry->ndim, NULL, out->slice.sizes}, &out->count); /* at most as many as the tensor has */
     return TSR_OK;
 }
