@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "publish/text.h"
+#include "tessera/sys/directory.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/options.h"
@@ -22,6 +23,7 @@
 
 enum { SETTLED_SECONDS = 600, RECORD_DIGITS = 16 };
 
+#define NONE         UINT32_MAX
 #define MOST_TRACKER ((size_t)4096)
 #define MOST_STATE   ((size_t)64 << 20)
 
@@ -35,7 +37,8 @@ typedef struct candidate {
     size_t from, to; /* of the run's files: those below it, or the file itself */
     bool is_removed, is_asked;
     tsr_pruned_because because;
-    tsr_str reason; /* why it is kept */
+    tsr_str reason;     /* why it is kept */
+    uint32_t next_same; /* the next one with the same last part of its path; NONE */
 } candidate;
 
 /* What a record lists of one checkpoint. */
@@ -63,7 +66,11 @@ typedef struct pruning {
     candidate *candidates; /* of the checkpoints that are not below symbolic links, the newest first */
     size_t count;
     const candidate **holders; /* of each file the candidate that it is in, or NULL */
+    tsr_map *paths, *names; /* of the candidates: path → index; last part of the path → index of the last one with it */
+    size_t shortest, longest;  /* of these last parts */
     tsr_vec records;           /* of record */
+    tsr_vec unfinished;        /* of const recorded *, each path once */
+    tsr_map *unfinished_paths; /* → index */
     tsr_prune_result *out;
     tsr_error *err;
 } pruning;
@@ -255,7 +262,7 @@ static tsr_status read_record(pruning *p, const tsr_run_file *file)
     tsr_str text;
     bool is_whole;
     record own = {file, tsr_vec_of(p->host->allocator, sizeof(recorded))};
-    TSR_TRY(p->place->read(p->place, file, MOST_STATE, p->arena, &text, p->err));
+    TSR_TRY(p->place->read(p->place, file, (size_t)TSR_MOST_LISTING, p->arena, &text, p->err));
     if (!tsr_str_starts(text, TSR_STR(TSR_PRUNE_RECORD_HEAD))) return TSR_OK; /* another program's, whatever its name */
     tsr_status status = take_record(p, text, &own.items, &is_whole);
     if (!is_whole) own.items.count = 0; /* nothing was removed before it was complete */
@@ -263,6 +270,25 @@ static tsr_status read_record(pruning *p, const tsr_run_file *file)
     if (status == TSR_OK) status = tsr_vec_append(&p->records, &own, 1, p->err);
     if (status != TSR_OK) tsr_vec_free(&own.items);
     return status;
+}
+
+/* Of what several records list, the first counts. */
+static tsr_status note_unfinished(pruning *p)
+{
+    const record *records = p->records.items;
+    p->unfinished_paths = tsr_map_new(p->host->allocator, 0, p->err);
+    if (!p->unfinished_paths) return TSR_E_NOMEM;
+    for (size_t r = 0; r < p->records.count; r++) {
+        const recorded *items = records[r].items.items;
+        for (size_t i = 0; i < records[r].items.count; i++) {
+            const recorded *own = &items[i];
+            bool is_new = false;
+            if (own->is_unfinished)
+                TSR_TRY(tsr_map_put(p->unfinished_paths, own->path, (uint32_t)p->unfinished.count, NULL, &is_new, p->err));
+            if (is_new) TSR_TRY(tsr_vec_append(&p->unfinished, &own, 1, p->err));
+        }
+    }
+    return TSR_OK;
 }
 
 static bool may_be_record(const tsr_run_file *file)
@@ -277,24 +303,18 @@ static tsr_status read_records(pruning *p)
 {
     for (size_t i = 0; i < p->files.count; i++)
         if (may_be_record(file_at(p, i))) TSR_TRY(read_record(p, file_at(p, i)));
-    return TSR_OK;
+    return note_unfinished(p);
 }
 
-static recorded *find_unfinished(const pruning *p, tsr_str path)
+static bool is_unfinished(const pruning *p, tsr_str path)
 {
-    const record *records = p->records.items;
-    for (size_t r = 0; r < p->records.count; r++) {
-        recorded *items = records[r].items.items;
-        for (size_t i = 0; i < records[r].items.count; i++)
-            if (items[i].is_unfinished && tsr_str_equal(items[i].path, path)) return &items[i];
-    }
-    return NULL;
+    return tsr_map_get(p->unfinished_paths, path, NONE) != NONE;
 }
 
 static bool is_in_unfinished(const pruning *p, tsr_str name)
 {
     for (tsr_str path = name; path.size; path = directory_of(path))
-        if (find_unfinished(p, path)) return true;
+        if (is_unfinished(p, path)) return true;
     return false;
 }
 
@@ -444,12 +464,11 @@ static tsr_status list_unfinished(const pruning *p, const recorded *own, tsr_pru
         out->bytes += files->items[i]->kind == TSR_RUN_FILE ? files->items[i]->size : 0;
     find_range(p, own->path, &from, &to);
     tsr_str *left = tsr_arena_array(p->arena, to - from + 1, sizeof *left, p->err);
-    if (!left) return TSR_E_NOMEM;
-    for (size_t i = from; i < to; i++) {
-        bool is_listed = file_at(p, i)->kind == TSR_RUN_DIRECTORY;
-        for (size_t f = 0; f < files->count && !is_listed; f++) is_listed = files->items[f] == file_at(p, i);
-        if (!is_listed) left[out->left_count++] = file_at(p, i)->name;
-    }
+    bool *is_listed = tsr_arena_array(p->arena, to - from + 1, sizeof *is_listed, p->err);
+    if (!left || !is_listed) return TSR_E_NOMEM;
+    for (size_t i = 0; i < files->count; i++) is_listed[files->items[i] - file_at(p, from)] = true;
+    for (size_t i = from; i < to; i++)
+        if (!is_listed[i - from] && file_at(p, i)->kind != TSR_RUN_DIRECTORY) left[out->left_count++] = file_at(p, i)->name;
     out->left = left;
     return TSR_OK;
 }
@@ -522,54 +541,76 @@ static tsr_status decide(pruning *p, candidate *c, const tsr_run_checkpoint *new
 
 /* ---- what refers to a checkpoint ---- */
 
-/* Whether a text contains the last part of a path as a whole: not next to other characters of a name. */
-static bool names(tsr_str text, tsr_str path)
+/* Whether a tracker's text is only the number of a step, as Megatron and verl write it. */
+static bool is_number(tsr_str text, uint64_t *number)
 {
-    const tsr_str name = last_part(path);
-    static const char ends[] = "/\\'\" \t\r\n";
-    for (size_t at = 0; name.size && at + name.size <= text.size; at++) {
-        const size_t end = at + name.size;
-        const bool begins = at == 0 || strchr(ends, text.data[at - 1]),
-                   stops = end == text.size || strchr(ends, text.data[end]);
-        if (begins && stops && memcmp(text.data + at, name.data, name.size) == 0) return true;
-    }
-    return false;
-}
-
-/* Whether a tracker's text is only the number of the checkpoint's step, as Megatron and verl write it. */
-static bool is_number_of(tsr_str text, const tsr_run_checkpoint *checkpoint)
-{
-    uint64_t number = 0;
     size_t at = 0;
+    *number = 0;
     while (text.size && strchr(" \t\r\n", text.data[text.size - 1])) text.size--;
     for (; at < text.size && at < 19 && tsr_is_digit(text.data[at]); at++)
-        number = number * 10 + (uint64_t)(text.data[at] - '0');
-    return at && at == text.size && number == checkpoint->step;
+        *number = *number * 10 + (uint64_t)(text.data[at] - '0');
+    return at && at == text.size;
 }
 
-/* Keeps what a text names, which is in the file or checkpoint `own`. */
-static void keep_named(pruning *p, tsr_str text, tsr_str own, bool is_tracker, bool *changed)
+static tsr_status keep_mentioned(pruning *p, candidate *c, tsr_str own, const char *how, bool *changed)
 {
-    for (size_t i = 0; i < p->count; i++) {
-        candidate *c = &p->candidates[i];
-        const bool is_itself = own.size && (tsr_str_equal(own, c->checkpoint->path) || is_below(own, c->checkpoint->path));
-        if (!c->is_removed || is_itself) continue;
-        if (!names(text, c->checkpoint->path) && !(is_tracker && is_number_of(text, c->checkpoint))) continue;
-        keep(c, tsr_arena_format(p->arena, p->err, "'%.*s' %s", TSR_STR_ARG(own), is_tracker ? "names it" : "refers to it"));
-        *changed = true;
+    const bool is_itself = own.size && (tsr_str_equal(own, c->checkpoint->path) || is_below(own, c->checkpoint->path));
+    if (!c->is_removed || is_itself) return TSR_OK;
+    keep(c, tsr_arena_format(p->arena, p->err, "'%.*s' %s", TSR_STR_ARG(own), how));
+    *changed = true;
+    return c->reason.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Whether a path or a name in a text may end before, or begin behind, this character. */
+static bool ends_name(char c)
+{
+    return memchr("/\\'\" \t\r\n", c, 9); /* and the end of a text in C */
+}
+
+/* Keeps what a text names, which is in the file or checkpoint `own`: the checkpoints whose last part of the path it contains as a whole, and
+ * not next to other characters of a name. */
+static tsr_status keep_named(pruning *p, tsr_str text, tsr_str own, const char *how, bool *changed)
+{
+    for (size_t at = 0; at < text.size; at++) {
+        if (at && !ends_name(text.data[at - 1])) continue;
+        for (size_t size = p->shortest; size <= p->longest && size <= text.size - at; size++) {
+            if (size < text.size - at && !ends_name(text.data[at + size])) continue;
+            uint32_t i = tsr_map_get(p->names, (tsr_str){text.data + at, size}, NONE);
+            for (; i != NONE; i = p->candidates[i].next_same)
+                TSR_TRY(keep_mentioned(p, &p->candidates[i], own, how, changed));
+        }
     }
+    return TSR_OK;
 }
 
-static void keep_target(pruning *p, const tsr_run_file *link, bool *changed)
+/* Keeps what a tracker file names. The candidates are sorted by their steps, the newest first. */
+static tsr_status keep_tracked(pruning *p, tsr_str text, tsr_str own, bool *changed)
 {
-    for (size_t i = 0; i < p->count; i++) {
-        candidate *c = &p->candidates[i];
-        const tsr_str path = c->checkpoint->path;
-        if (!c->is_removed || is_below(link->name, path)) continue;
-        if (!tsr_str_equal(link->target, path) && !is_below(link->target, path)) continue;
+    uint64_t number;
+    size_t from = 0, to = p->count;
+    TSR_TRY(keep_named(p, text, own, "names it", changed));
+    if (!is_number(text, &number)) return TSR_OK;
+    while (from < to) {
+        const size_t middle = from + (to - from) / 2;
+        if (p->candidates[middle].checkpoint->step > number) from = middle + 1;
+        else to = middle;
+    }
+    for (; from < p->count && p->candidates[from].checkpoint->step == number; from++)
+        TSR_TRY(keep_mentioned(p, &p->candidates[from], own, "names it", changed));
+    return TSR_OK;
+}
+
+static tsr_status keep_target(pruning *p, const tsr_run_file *link, bool *changed)
+{
+    for (tsr_str path = link->target; path.size; path = directory_of(path)) {
+        const uint32_t i = tsr_map_get(p->paths, path, NONE);
+        candidate *c = i == NONE ? NULL : &p->candidates[i];
+        if (!c || !c->is_removed || is_below(link->name, path)) continue;
         keep(c, tsr_arena_format(p->arena, p->err, "the symbolic link '%.*s' leads to it", TSR_STR_ARG(link->name)));
         *changed = true;
+        if (!c->reason.data) return TSR_E_NOMEM;
     }
+    return TSR_OK;
 }
 
 /* Files in which programs remember a checkpoint: DeepSpeed's latest, latest_checkpointed_iteration.txt of Megatron and verl,
@@ -617,21 +658,19 @@ static tsr_status keep_referenced(pruning *p, bool *changed)
         tsr_str text;
         if ((holder && (holder->is_removed || is_state)) || is_in_unfinished(p, file->name)) continue;
         if (is_link) {
-            keep_target(p, file, changed);
+            TSR_TRY(keep_target(p, file, changed));
             continue;
         }
         TSR_TRY(p->place->read(p->place, file, is_state || is_index ? MOST_STATE : MOST_TRACKER, p->arena, &text, p->err));
-        if (is_state) keep_named(p, best_in(text), file->name, false, changed);
-        else if (!is_index) keep_named(p, text, file->name, true, changed);
-        else if (memchr(text.data, '/', text.size)) keep_named(p, text, file->name, false, changed);
+        if (is_state) TSR_TRY(keep_named(p, best_in(text), file->name, "refers to it", changed));
+        else if (!is_index) TSR_TRY(keep_tracked(p, text, file->name, changed));
+        else if (memchr(text.data, '/', text.size)) TSR_TRY(keep_named(p, text, file->name, "refers to it", changed));
     }
     for (size_t i = 0; i < p->count; i++) {
         const tsr_run_checkpoint *own = p->candidates[i].checkpoint;
         for (size_t r = 0; r < own->reference_count && !p->candidates[i].is_removed; r++)
-            keep_named(p, own->references[r], own->path, false, changed);
+            TSR_TRY(keep_named(p, own->references[r], own->path, "refers to it", changed));
     }
-    for (size_t i = 0; i < p->count; i++)
-        if (!p->candidates[i].is_removed && !p->candidates[i].reason.data) return TSR_E_NOMEM;
     return TSR_OK;
 }
 
@@ -652,6 +691,25 @@ static tsr_status refuse_several_runs(const pruning *p)
     return TSR_OK;
 }
 
+/* Makes a candidate findable by its path and by the last part of it. */
+static tsr_status note_candidate(pruning *p, candidate *c)
+{
+    const tsr_str path = c->checkpoint->path, name = last_part(path);
+    const uint32_t index = (uint32_t)(c - p->candidates);
+    uint32_t *same;
+    bool is_new;
+    c->next_same = NONE;
+    TSR_TRY(tsr_map_put(p->paths, path, index, NULL, NULL, p->err));
+    TSR_TRY(tsr_map_put(p->names, name, index, &same, &is_new, p->err));
+    if (!is_new) {
+        c->next_same = *same;
+        *same = index;
+    }
+    if (name.size && (!p->shortest || name.size < p->shortest)) p->shortest = name.size;
+    if (name.size > p->longest) p->longest = name.size;
+    return TSR_OK;
+}
+
 static tsr_status choose(pruning *p)
 {
     const tsr_run_checkpoint *newest = NULL, *last = NULL;
@@ -659,16 +717,19 @@ static tsr_status choose(pruning *p)
     bool changed;
     p->candidates = tsr_arena_array(p->arena, p->checkpoints.count + 1, sizeof *p->candidates, p->err);
     p->holders = tsr_arena_array(p->arena, p->files.count + 1, sizeof *p->holders, p->err);
-    if (!p->candidates || !p->holders) return TSR_E_NOMEM;
+    p->paths = tsr_map_new(p->host->allocator, p->checkpoints.count, p->err);
+    p->names = tsr_map_new(p->host->allocator, p->checkpoints.count, p->err);
+    if (!p->candidates || !p->holders || !p->paths || !p->names) return TSR_E_NOMEM;
     for (size_t i = 0; i < p->checkpoints.count; i++) {
         const tsr_run_checkpoint *own = &p->checkpoints.items[i];
-        if (is_through_link(p, own->path) || find_unfinished(p, own->path)) continue;
+        if (is_through_link(p, own->path) || is_unfinished(p, own->path)) continue;
         candidate *c = &p->candidates[p->count];
         c->checkpoint = own;
         if (own->path.size) find_range(p, own->path, &c->from, &c->to);
         if (own->path.size && c->from == c->to) continue; /* it appeared after the files were listed */
         for (size_t f = c->from; f < c->to; f++)
             if (!p->holders[f]) p->holders[f] = c;
+        TSR_TRY(note_candidate(p, c));
         p->count++;
         if (!newest && !own->error.size) newest = own;
     }
@@ -684,20 +745,14 @@ static tsr_status choose(pruning *p)
 static tsr_status fill(pruning *p, file_list **lists)
 {
     tsr_prune_result *out = p->out;
-    size_t most = p->count;
-    const record *records = p->records.items;
-    for (size_t r = 0; r < p->records.count; r++) most += records[r].items.count;
+    const size_t most = p->count + p->unfinished.count;
     out->removed = tsr_arena_array(p->arena, most + 1, sizeof *out->removed, p->err);
     out->kept = tsr_arena_array(p->arena, most + 1, sizeof *out->kept, p->err);
     *lists = tsr_arena_array(p->arena, most + 1, sizeof **lists, p->err);
     if (!out->removed || !out->kept || !*lists) return TSR_E_NOMEM;
-    for (size_t r = 0; r < p->records.count && out->found_valid; r++) {
-        recorded *items = records[r].items.items;
-        for (size_t i = 0; i < records[r].items.count; i++) {
-            if (find_unfinished(p, items[i].path) != &items[i]) continue; /* another record lists it, too */
-            const size_t at = out->removed_count++;
-            TSR_TRY(list_unfinished(p, &items[i], &out->removed[at], &(*lists)[at]));
-        }
+    for (size_t i = 0; i < p->unfinished.count && out->found_valid; i++) {
+        const size_t at = out->removed_count++;
+        TSR_TRY(list_unfinished(p, ((const recorded *const *)p->unfinished.items)[i], &out->removed[at], &(*lists)[at]));
     }
     for (size_t i = 0; i < p->count; i++) {
         const candidate *c = &p->candidates[i];
@@ -767,22 +822,30 @@ static tsr_status write_record(const pruning *p, const file_list *lists)
     return status;
 }
 
-static bool was_removed(const pruning *p, tsr_str path)
-{
-    for (size_t i = 0; i < p->out->removed_count; i++)
-        if (tsr_str_equal(p->out->removed[i].path, path)) return true;
-    return false;
-}
-
-/* Whether nothing of what a record lists is left. That of a process that has ended is not needed if all that is left has its
- * marker. */
-static bool is_done(const pruning *p, const record *r)
+/* Whether nothing of what a record lists is left; `removed` has the paths of this run. That of a process that has ended is not needed if all
+ * that is left has its marker. */
+static bool is_done(const pruning *p, const record *r, const tsr_map *removed)
 {
     const recorded *items = r->items.items;
     if (p->place->is_abandoned && p->place->is_abandoned(p->place, r->file)) return true;
     for (size_t i = 0; i < r->items.count; i++)
-        if (items[i].files.count && !was_removed(p, items[i].path)) return false;
+        if (items[i].files.count && tsr_map_get(removed, items[i].path, NONE) == NONE) return false;
     return r->items.count > 0;
+}
+
+static tsr_status remove_records(const pruning *p)
+{
+    const record *records = p->records.items;
+    tsr_map *removed = tsr_map_new(p->host->allocator, 0, p->err);
+    tsr_status status = removed ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < p->out->removed_count && status == TSR_OK; i++)
+        status = tsr_map_put(removed, p->out->removed[i].path, 0, NULL, NULL, p->err);
+    for (size_t r = 0; r < p->records.count && p->out->found_valid && status == TSR_OK; r++) {
+        tsr_run_removal unused;
+        if (is_done(p, &records[r], removed)) status = p->place->remove(p->place, records[r].file, &unused, p->err);
+    }
+    tsr_map_free(removed);
+    return status;
 }
 
 /* The record may go only after what it lists is gone for good. */
@@ -795,7 +858,6 @@ static tsr_status settle(const pruning *p, tsr_str path, const file_list *files)
 static tsr_status remove_all(const pruning *p, const file_list *lists)
 {
     tsr_prune_result *out = p->out;
-    const record *records = p->records.items;
     size_t count = 0;
     if (out->removed_count) TSR_TRY(write_record(p, lists));
     for (size_t i = 0; i < out->removed_count; i++) {
@@ -811,10 +873,7 @@ static tsr_status remove_all(const pruning *p, const file_list *lists)
                                                             .reason = TSR_STR("it was written again meanwhile")};
     }
     out->removed_count = count;
-    for (size_t r = 0; r < p->records.count && out->found_valid; r++) {
-        tsr_run_removal unused;
-        if (is_done(p, &records[r])) TSR_TRY(p->place->remove(p->place, records[r].file, &unused, p->err));
-    }
+    TSR_TRY(remove_records(p));
     return p->place->drop_record(p->place, p->err);
 }
 
@@ -858,6 +917,7 @@ tsr_status tsr_prune_run(const tsr_host *host, const char *run, const tsr_prune_
                  .arena = arena,
                  .files = tsr_vec_of(host->allocator, sizeof(tsr_run_file)),
                  .records = tsr_vec_of(host->allocator, sizeof(record)),
+                 .unfinished = tsr_vec_of(host->allocator, sizeof(const recorded *)),
                  .out = out,
                  .err = err};
     out->dry_run = chosen.dry_run;
@@ -868,6 +928,10 @@ tsr_status tsr_prune_run(const tsr_host *host, const char *run, const tsr_prune_
     record *records = p.records.items;
     for (size_t r = 0; r < p.records.count; r++) tsr_vec_free(&records[r].items);
     tsr_vec_free(&p.records);
+    tsr_vec_free(&p.unfinished);
     tsr_vec_free(&p.files);
+    tsr_map_free(p.unfinished_paths);
+    tsr_map_free(p.paths);
+    tsr_map_free(p.names);
     return status;
 }

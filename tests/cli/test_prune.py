@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import zlib
 
 from harness import Skip, need, sample, test
 from test_directories import golden
@@ -306,6 +307,27 @@ def test_prune_keeps_what_a_tracker_file_names(t):
     aged(t, sample("dcp_small")[0], "step-1", "step-2", "step-12")
     os.symlink("step-1", t.at("run", "best"))
     prune(t, "--keep", "1", removed=["step-2"], kept={"step-1": "the symbolic link 'best' leads to it"})
+
+
+@test
+def test_prune_finds_only_whole_names_in_what_refers_to_a_checkpoint(t):
+    """Names of different lengths, with spaces, and twice in different epochs, where a text may mean either."""
+    for names, line, kept in ((["step-1", "step-11", "step-111", "step-1111"], "see step-11, or /runs/step-1/\n", ["step-1"]),
+                              (["my step 5", "step 5", "step 15", "step 16"], "run/my step 5", ["my step 5", "step 5"]),
+                              (["my step 5", "step 5", "step 15", "step 16"], "'step 15'", ["step 15"]),
+                              (["epoch_1/step_5", "epoch_2/step_5", "epoch_2/step_6", "epoch_3/step_7"], "step_5", ["epoch_1/step_5", "epoch_2/step_5"]),
+                              (["epoch_1/step_5", "epoch_2/step_5", "epoch_2/step_6", "epoch_3/step_7"], "5\n", ["epoch_1/step_5", "epoch_2/step_5"]),
+                              (["step-7", "step-8", "step-9", "step-10"], "8 9", [])):
+        shutil.rmtree(t.at("run"), ignore_errors=True)
+        run = aged(t, sample("dcp_small")[0], *names)
+        before = json.loads(t.run("prune", run, "--keep", "1", "--dry-run", "--json").stdout)
+        newest = {os.path.relpath(k["path"], run) for k in before["kept"]}
+        need(len(newest) == 1 and len(before["removed"]) == 3, before)
+        write(t.at("run", "latest"), line)
+        doc = json.loads(t.run("prune", run, "--keep", "1", "--json").stdout)
+        found = {os.path.relpath(k["path"], run) for k in doc["kept"] if "'latest' names it" in k["reason"]}
+        need(found == set(kept), f"{line!r} names {found}")
+        need(all(os.path.exists(t.at("run", name, ".metadata")) == (name in newest | found) for name in names), f"{line!r}: {doc}")
 
 
 @test
@@ -618,6 +640,33 @@ def test_prune_finishes_only_what_a_record_lists(t):
     before = tree(t.at("run"))
     doc = t.json("prune", t.at("run"), "--keep", "1", "--json")
     need(not doc["removed"] and tree(t.at("run")) == before, "a record is recognized by its content")
+
+
+@test
+def test_prune_finishes_what_a_long_record_lists(t):
+    """The record of a run with 800,000 files is longer than what else a prune reads."""
+    run = aged(t, sample("dcp_fsdp2")[0], "step-1", "step-2")
+    for n in range(1, 100):
+        killed_at(t, n, True, "--keep", "1")
+        if not os.path.exists(t.at("run", "step-1", ".metadata")):
+            break
+    need(os.path.exists(t.at("run", "step-1", "__0_0.distcp")), "killed after the marker")
+    records = [t.at("run", name) for name in os.listdir(run) if name.startswith(".tessera-prune-")]
+    record = max(records, key=os.path.getsize)
+    with open(record, "rb") as f:
+        text = f.read()
+    for one in records:
+        os.remove(one)
+    names = [b"step-0/" + b"%060d" % n for n in range(800000)]
+    more = b"checkpoint 1 %d 0 6 step-0\n" % len(names) + b"".join(b"file 9 9 9 0  %d %s\n" % (len(name), name) for name in names)
+    text = text[:text.rindex(b"end ")] + more
+    text += b"end %08x\n" % zlib.crc32(text)
+    need(len(text) > 64 << 20, len(text))
+    with open(record, "wb") as f:
+        f.write(text)
+    doc = t.json("prune", run, "--keep", "1", "--json")
+    need([(os.path.basename(one["path"]), one["because"]) for one in doc["removed"]] == [("step-1", "unfinished")], doc)
+    need(os.listdir(run) == ["step-2"], os.listdir(run))
 
 
 @test

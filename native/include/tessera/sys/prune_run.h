@@ -18,7 +18,8 @@ TSR_API_BEGIN
  * marker first, then the other files that belong to it, then empty directories. Before that, it writes a record of these files into
  * the run, so that the next call finishes what a killed one has begun. Several processes may do this at the same time, and others may
  * save checkpoints. A checkpoint is never removed if it is the newest valid one, has no step in its name or no marker, was changed in
- * the last ten minutes, or is named by a tracker file or a kept checkpoint.
+ * the last ten minutes, or is named by a tracker file or a kept checkpoint, or if a symbolic link below the run leads to it. Links are not
+ * followed otherwise: what they lead to is neither removed nor counted through them.
  *
  * The result is in `arena`. Errors: those of tsr_run_list; TSR_E_USAGE if there are several runs below `run`; TSR_E_IO if something
  * cannot be removed: then the record stays, too. */
