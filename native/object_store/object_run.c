@@ -111,15 +111,28 @@ static tsr_status remove_object(tsr_run_place *base, const tsr_run_file *file, t
     return run->service->uploading->remove(run->service, key, err);
 }
 
-/* Whether a listed object differs from the file of its name. An object that was not there before is another program's. */
-static bool is_changed(const object_run *run, const tsr_object *object, const tsr_run_file *const *files, size_t count)
+static bool is_changed(const tsr_object *object, const tsr_run_file *file)
 {
-    const tsr_str name = {object->key.data + run->head.size, object->key.size - run->head.size};
-    for (size_t i = 0; i < count; i++)
-        if (tsr_str_equal(files[i]->name, name))
-            return object->size != files[i]->size || !tsr_str_equal(object->version, files[i]->version) ||
-                   (object->modified && object->modified != files[i]->seconds);
-    return false;
+    return object->size != file->size || !tsr_str_equal(object->version, file->version) ||
+           (object->modified && object->modified != file->seconds);
+}
+
+/* Whether no listed object differs from the file of its name. An object that was not there before is another program's. */
+static tsr_status compare(const object_run *run, const tsr_object_list *found, const tsr_run_file *const *files,
+                          size_t count, bool *is_same, tsr_error *err)
+{
+    tsr_map *names = tsr_map_new(run->allocator, count, err);
+    tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
+    *is_same = true;
+    for (size_t i = 0; i < count && status == TSR_OK; i++)
+        status = tsr_map_put(names, files[i]->name, (uint32_t)i, NULL, NULL, err);
+    for (size_t i = 0; i < found->items.count && status == TSR_OK; i++) {
+        const tsr_object *object = (const tsr_object *)found->items.items + i;
+        const uint32_t at = tsr_map_get(names, tsr_str_after(object->key, run->head.size), UINT32_MAX);
+        *is_same = *is_same && (at == UINT32_MAX || !is_changed(object, files[at]));
+    }
+    tsr_map_free(names);
+    return status;
 }
 
 static tsr_status check(tsr_run_place *base, tsr_str path, const tsr_run_file *const *files, size_t count, bool *is_same,
@@ -130,12 +143,11 @@ static tsr_status check(tsr_run_place *base, tsr_str path, const tsr_run_file *c
     const tsr_str prefix =
         tsr_arena_format(run->arena, err, "%.*s%.*s%s", TSR_STR_ARG(run->head), TSR_STR_ARG(path), is_file ? "" : "/");
     tsr_object_list found;
+    *is_same = true;
     if (!prefix.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_object_list_open(run->allocator, &found, err));
-    const tsr_status status = tsr_service_list(run->service, prefix, true, &found, err);
-    *is_same = true;
-    for (size_t i = 0; i < found.items.count; i++)
-        *is_same = *is_same && !is_changed(run, (const tsr_object *)found.items.items + i, files, count);
+    tsr_status status = tsr_service_list(run->service, prefix, true, &found, err);
+    if (status == TSR_OK) status = compare(run, &found, files, count, is_same, err);
     tsr_object_list_close(&found);
     return status;
 }
