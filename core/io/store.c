@@ -173,44 +173,38 @@ static tsr_store_view *new_view(tsr_store *shown, tsr_arena *arena, tsr_error *e
     return view;
 }
 
-/* With `below`, the first file from `from` on that is not below `name` + "/"; otherwise the first that is. */
-static uint32_t skip(const tsr_store *store, uint32_t from, tsr_str name, bool below)
-{
-    for (; from < store->file_count; from++) {
-        const tsr_str file = store->files[from].name;
-        const bool is = file.size > name.size && file.data[name.size] == '/' && tsr_str_starts(file, name);
-        if (is != below) break;
-    }
-    return from;
-}
-
-tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena, tsr_store_view **out, bool *holds_files,
-                                tsr_error *err)
+/* Shows the files below a directory under their names in it. With `renumbers`, the first of them is file 0; otherwise they keep their
+ * numbers, and the files before them have no names. */
+static tsr_status view_below(tsr_store *shown, tsr_str name, bool renumbers, tsr_arena *arena, tsr_store_view **out,
+                             bool *holds_files, tsr_error *err)
 {
     *out = new_view(shown, arena, err);
     if (!*out) return TSR_E_NOMEM;
     *holds_files = shown->file_count > 0;
     if (name.size == 0) return TSR_OK;
-    const uint32_t from = skip(shown, 0, name, false), to = skip(shown, from, name, true);
-    tsr_store_file *files = tsr_arena_array(arena, to, sizeof *files, err);
+    uint32_t at = tsr_store_find_from(shown, name);
+    const uint32_t found = tsr_store_next_below(shown, name, &at), from = found == TSR_NO_FILE ? 0 : found;
+    uint32_t to = found == TSR_NO_FILE ? 0 : at;
+    while (tsr_store_next_below(shown, name, &at) != TSR_NO_FILE) to = at;
+    const uint32_t first = renumbers ? from : 0;
+    tsr_store_file *files = tsr_arena_array(arena, to - first, sizeof *files, err);
     if (!files) return TSR_E_NOMEM;
     for (uint32_t f = from; f < to; f++) {
         const tsr_str full = shown->files[f].name;
-        files[f] = (tsr_store_file){{full.data + name.size + 1, full.size - name.size - 1}, shown->files[f].size};
+        files[f - first] = (tsr_store_file){{full.data + name.size + 1, full.size - name.size - 1}, shown->files[f].size};
     }
-    for (uint32_t f = 0; f < from; f++) files[f].name = TSR_STR("");
+    for (uint32_t f = first; f < from; f++) files[f - first].name = TSR_STR("");
+    (*out)->first = first;
     (*out)->base.files = files;
-    (*out)->base.file_count = to;
+    (*out)->base.file_count = to - first;
     *holds_files = to > from;
     return TSR_OK;
 }
 
-/* Leaves out the nameless files in front, so that file 0 is the first in the directory. What was read from the view before refers to
- * other files then. */
-static void renumber(tsr_store_view *view)
+tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena, tsr_store_view **out, bool *holds_files,
+                                tsr_error *err)
 {
-    tsr_store *base = &view->base;
-    for (; base->file_count && !base->files->name.size; base->files++, base->file_count--) view->first++;
+    return view_below(shown, name, false, arena, out, holds_files, err);
 }
 
 tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *arena, tsr_store_view **out, tsr_error *err)
@@ -228,8 +222,7 @@ tsr_status tsr_store_open_below(tsr_store *store, tsr_str name, tsr_arena *arena
     *owned = store->below != NULL;
     *holds_files = true;
     if (*owned) return store->below(store, name, out, err);
-    TSR_TRY(tsr_store_view_below(store, name, arena, &view, holds_files, err));
-    renumber(view);
+    TSR_TRY(view_below(store, name, true, arena, &view, holds_files, err));
     *out = &view->base;
     return TSR_OK;
 }

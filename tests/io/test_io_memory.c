@@ -2,9 +2,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
+#include "io/store_view.h"
 #include "support/failing_allocator.h"
 #include "tessera/output.h"
 #include "tessera/sys/host_calls.h"
@@ -91,12 +93,48 @@ static void test_io_memory__output_takes_writes_in_any_order(void **state)
     output->close(output);
 }
 
+/* Where 100,000 steps are opened one after the other, each must cost only what is in it. */
+static void test_io_memory__a_directory_of_many_takes_what_is_in_it(void **state)
+{
+    (void)state;
+    enum { COUNT = 20000 };
+    static const char *const wanted[] = {"s500/a", "s500/b/c"};
+    static char names[COUNT][16];
+    static tsr_memory_file many[COUNT];
+    tsr_error err = {0};
+    tsr_store *store, *below;
+    bool is_own, holds_files;
+    for (size_t i = 0; i < COUNT; i++) {
+        snprintf(names[i], sizeof names[i], "s%zu/x", i + 1000);
+        many[i] = (tsr_memory_file){tsr_str_from(names[i]), TSR_STR("")};
+    }
+    const char *const others[] = {"s500", "s500-1/a", "s500.b", "s5000/y", wanted[1], wanted[0]};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        many[i * 3000] = (tsr_memory_file){tsr_str_from(others[i]), TSR_STR("12")};
+    assert_int_equal(tsr_store_from_memory(&tsr_allocator_libc, many, COUNT, &store, &err), TSR_OK);
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 4096, &err);
+    assert_int_equal(tsr_store_open_below(store, TSR_STR("s500"), arena, &below, &is_own, &holds_files, &err), TSR_OK);
+    assert_true(!is_own && holds_files);
+    assert_int_equal(below->file_count, 2);
+    for (uint32_t f = 0; f < 2; f++) {
+        char bytes[2];
+        assert_string_equal(below->files[f].name.data, wanted[f] + 5);
+        assert_int_equal(tsr_store_read(below, f, 0, bytes, 2, &err), TSR_OK);
+        assert_memory_equal(bytes, "12", 2);
+    }
+    assert_int_equal(tsr_store_open_below(store, TSR_STR("s50"), arena, &below, &is_own, &holds_files, &err), TSR_OK);
+    assert_false(holds_files);
+    tsr_arena_free(arena);
+    store->close(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_io_memory__store_is_sorted_and_bounded),
         cmocka_unit_test(test_io_memory__load_keeps_the_limit_and_survives_failures),
         cmocka_unit_test(test_io_memory__output_takes_writes_in_any_order),
+        cmocka_unit_test(test_io_memory__a_directory_of_many_takes_what_is_in_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
