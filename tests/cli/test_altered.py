@@ -101,3 +101,16 @@ def test_a_whole_run_notices_changes_of_the_parts_before_it(t):
         need(status == 0 or (b"__0_0.distcp" in p.stderr and not os.path.exists(t.at("e"))), p.stderr)
         for left in leftovers(t, "e"):
             shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+
+
+@test
+def test_no_verify_is_refused_where_nothing_would_be_verified(t):
+    """What this run itself writes is not read again, so that --no-verify means something only where an earlier run has written."""
+    path = many_units(t)
+    p = t.run("reshard", path, t.at("out"), *TARGET, "--to", "dcp", "--no-verify", status=2)
+    need(b"--no-verify needs --resume" in p.stderr and not os.path.exists(t.at("out")), p.stderr)
+    for command in (("convert", path, t.at("out.safetensors")), ("merge", t.at("out.safetensors"), path, path, "--method", "linear")):
+        p = t.run(*command, "--no-verify", status=2)
+        need(b"--no-verify needs --resume" in p.stderr and not os.path.exists(t.at("out.safetensors")), p.stderr)
+    t.run("convert", path, t.at("out.safetensors"), "--no-verify", "--resume")
+    t.run("diff", path, t.at("out.safetensors"), "--values", "-q")

@@ -567,6 +567,14 @@ static void make_job(cli_writing *w, const tsr_convert_options *options)
     w->job.environment.ranks = w->program->ranks;
 }
 
+/* Both are options of exec, too, where other shares have written. */
+static tsr_status check_trust(const cli_writing *w, tsr_error *err)
+{
+    TSR_FAIL_IF(w->options->no_verify && !w->options->resume && !w->is_exec, err, TSR_E_USAGE,
+                "--no-verify needs --resume: only what an interrupted run has written is read again");
+    return TSR_OK;
+}
+
 tsr_status cli_write(cli_writing *w, tsr_error *err)
 {
     cli_progress progress;
@@ -575,7 +583,8 @@ tsr_status cli_write(cli_writing *w, tsr_error *err)
     w->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     cli_allow_expansion(w->program, w->options->allow_expansion);
     cli_progress_start(&progress, w->program, w->what);
-    tsr_status status = cli_list_sources(w->program, w->source.path, &w->source, w->arena, &w->sources, err);
+    tsr_status status = check_trust(w, err);
+    if (status == TSR_OK) status = cli_list_sources(w->program, w->source.path, &w->source, w->arena, &w->sources, err);
     if (status == TSR_OK) status = check_names(w, err);
     if (status == TSR_OK) status = make_options(w, &progress.base, &options, err);
     if (status == TSR_OK) status = decide(w, &options, err);
