@@ -13,7 +13,7 @@ typedef struct tsr_block_cache tsr_block_cache;
 /* Reads a range that is inside the file. Called without a lock, from any thread. */
 typedef tsr_status tsr_block_fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
-/* Creates a cache of at most 16 MiB; 128 MiB for many files. Borrows `ctx`. */
+/* Creates a cache of at most 16 MiB; 256 MiB for many files, of 1,024 three blocks each at the same time. Borrows `ctx`. */
 tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out,
                                tsr_error *err);
 void tsr_block_cache_free(tsr_block_cache *cache); /* accepts NULL */
