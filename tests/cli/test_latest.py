@@ -372,6 +372,55 @@ def test_latest_passes_over_a_dcp_with_only_the_model(t):
 
 
 @test
+def test_latest_passes_over_a_file_that_was_not_renamed(t):
+    """safetensors writes a whole file under a hidden name, and then renames it; so does rsync. transformers writes a model's documents first."""
+    source, name = sample("safetensors_model")[0], "model.safetensors"
+    for hidden in (".tmpwDujyp", f".{name}.kE3aB1", f".{name}"):
+        for others in ((), ("config.json", "generation_config.json")):
+            shutil.rmtree(t.at("run"), ignore_errors=True)
+            copies(t, os.path.dirname(sample("safetensors_index")[0]), "step-10")  # in shards, so that no name in it is missing
+            os.makedirs(t.at("run", "step-20"))
+            shutil.copy(source, t.at("run", "step-20", hidden))
+            for other in others:
+                with open(t.at("run", "step-20", other), "w") as f:
+                    f.write('{"model_type": "llama"}')
+            doc = latest(t, "step-10", ["step-20"])
+            need(f"'{hidden}', whose name no loader takes for one" in doc["passed_over"][0]["reason"], doc)
+            os.rename(t.at("run", "step-20", hidden), t.at("run", "step-20", name))
+            shutil.copy(source, t.at("run", "step-20", hidden))
+            latest(t, "step-20")
+    t.run("validate", t.at("run", "step-20", hidden), "--deep")  # by its own path it is a file like any other
+
+
+@test
+def test_latest_passes_over_files_under_each_others_names(t):
+    """Each file is whole, and no framework loads them from these names."""
+    steps = {"checkpoint-10": None, "checkpoint-20": None}
+    for source, pairs in ((trainer(), [("model.safetensors", "scheduler.pt"), ("model.safetensors", "trainer_state.json"), ("optimizer.pt", "scheduler.pt"), ("optimizer.pt", "training_args.bin")]),
+                          (golden("accelerate")[0], [("model.safetensors", "optimizer.bin"), ("model.safetensors", "scheduler.bin"), ("optimizer_1.bin", "scheduler.bin"), ("optimizer.bin", "random_states_0.pkl")])):
+        for one, other in pairs:
+            shutil.rmtree(t.at("run"), ignore_errors=True)
+            copies(t, source, *steps)
+            a, b = t.at("run", "checkpoint-20", one), t.at("run", "checkpoint-20", other)
+            latest(t, "checkpoint-20")
+            os.rename(a, t.at("kept"))
+            os.rename(b, a)
+            os.rename(t.at("kept"), b)
+            latest(t, "checkpoint-10", ["checkpoint-20"])
+    shutil.rmtree(t.at("run"))
+    for step in ("step-10", "step-20"):
+        os.makedirs(t.at("run", step))
+        shutil.copy(sample("safetensors_model")[0], t.at("run", step, "model.safetensors" if step == "step-10" else "generation_config.json"))
+        shutil.copy(os.path.join(trainer(), "config.json"), t.at("run", step, "config.json"))
+    shutil.copy(os.path.join(trainer(), "config.json"), t.at("run", "step-20", "model.safetensors"))
+    latest(t, "step-10", ["step-20"])
+    # What its content is, and not its name, decides how a file is read, but its name decides whether it would load.
+    shutil.copy(os.path.join(trainer(), "optimizer.pt"), t.at("named.safetensors"))
+    need(b"exp_avg" in t.run("inspect", t.at("named.safetensors")).stdout, "it is read by its content")
+    need(b"'named.safetensors' is not in the format of its name" in t.run("validate", t.at("named.safetensors"), status=1).stdout, "no loader takes it")
+
+
+@test
 def test_latest_passes_over_the_metadata_of_an_earlier_save(t):
     """A save into a directory with a checkpoint replaces .metadata last. Killed before that, PyTorch refuses what it left. Where every tensor
     has its old shape, no byte of a file says to which save it belongs."""

@@ -467,6 +467,25 @@ static tsr_status take_metadata(tsr_mounts *mounts, const tsr_catalog *catalog, 
     return TSR_OK;
 }
 
+/* Reports a file of torch.save in the place of an optimizer that PyTorch's load_state_dict would not take, such as another one of the
+ * checkpoint under its name. Every optimizer has groups of parameters, also within the state of one that wraps others. */
+static tsr_status check_optimizer(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
+                                  tsr_error *err)
+{
+    const bool is_torch = catalog->format == TSR_FORMAT_TORCH_ZIP || catalog->format == TSR_FORMAT_TORCH_LEGACY;
+    if (!is_torch || place->file == TSR_NO_FILE ||
+        !tsr_str_starts(current_part(mounts_of(checkpoint))->name, TSR_STR("optimizer")))
+        return TSR_OK;
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        if (tsr_str_contains(catalog->entries[e].fqn, TSR_STR("param_groups"))) return TSR_OK;
+    const tsr_str name = name_of(checkpoint, place);
+    return tsr_checkpoint_is_incomplete(checkpoint, name,
+                                        tsr_arena_format(checkpoint->arena, err,
+                                                         "'%.*s' is not the state of an optimizer: it has no param_groups",
+                                                         TSR_STR_ARG(name)),
+                                        err);
+}
+
 static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_mount *mount, tsr_error *err)
 {
     tsr_mounts *mounts = mounts_of(checkpoint);
@@ -479,6 +498,7 @@ static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
     TSR_TRY(take_missing(checkpoint, mount, err));
     TSR_TRY(take_metadata(mounts, catalog, err));
     TSR_TRY(take_findings(checkpoint, mount, err));
+    TSR_TRY(check_optimizer(checkpoint, place, catalog, err));
     return add_entries(checkpoint, place->below, &added, err);
 }
 

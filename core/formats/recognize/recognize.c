@@ -40,6 +40,19 @@ static tsr_str name_at(const recognizer *r, uint32_t file)
     return r->store->files[file].name;
 }
 
+/* Whether a file is not what its directory contains, whatever its content, because it may not be whole. Programs that write or copy a file
+ * give it a hidden name until it is: safetensors writes ".tmpcJVY2P", rsync ".model.safetensors.kE3aB1". */
+static bool is_unfinished(tsr_str name)
+{
+    return tsr_str_starts(name, TSR_STR("."));
+}
+
+/* The same for tensors. No loader takes them from a document. */
+static bool is_never_read(tsr_str name)
+{
+    return is_unfinished(name) || tsr_str_ends(name, TSR_STR(".json"));
+}
+
 static tsr_status choose_one(const recognizer *r, uint32_t file)
 {
     return tsr_choose_files(r->checkpoint, &(tsr_numbered_file){.file = file}, 1, r->err);
@@ -188,12 +201,17 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
     TSR_FAIL_IF(whole, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), whole->data_is);
     TSR_TRY(choose_one(r, file));
+    const tsr_file_kind *named = tsr_kind_named(name);
     *reader = content.reader;
+    if (content.kind && named && named != content.kind && r->checkpoint->findings)
+        TSR_TRY(tsr_checkpoint_is_incomplete(
+            r->checkpoint, name,
+            tsr_arena_format(r->checkpoint->arena, r->err, "'%.*s' is not in the format of its name", TSR_STR_ARG(name)),
+            r->err));
     if (content.kind) return refuse_foreign(r, content.kind, file);
-    if (content.document) return recognize_index(r, file, reader);
+    if (content.document && !named) return recognize_index(r, file, reader);
     if (content.unknown) TSR_TRY(tsr_content_search(r->store, file, &content.foreign, r->err));
     TSR_FAIL_IF(content.foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), content.foreign);
-    const tsr_file_kind *named = tsr_kind_named(name);
     if (named) {
         *reader = named->named;
         return TSR_OK;
@@ -267,6 +285,15 @@ tsr_status tsr_refuse_directory(recognizer *r)
     for (size_t i = 0; tsr_directories[i]; i++)
         TSR_FAIL_IF(tsr_directories[i]->lacking && has_files_of(r->store, tsr_directories[i]), r->err, TSR_E_UNSUPPORTED,
                     "the directory contains %s%s", tsr_directories[i]->lacking, below);
+    for (size_t i = 0; i < r->others.count; i++) {
+        tsr_content content;
+        const tsr_str name = name_at(r, others[i].file);
+        if (is_never_read(name)) TSR_TRY(tsr_content_of(r->store, others[i].file, &content, r->err));
+        TSR_FAIL_IF(
+            is_never_read(name) && content.kind, r->err, TSR_E_UNSUPPORTED,
+            "the directory's only checkpoint file is '%.*s', whose name no loader takes for one; name the file to read it%s",
+            TSR_STR_ARG(name), below);
+    }
     TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, "the directory %s%s",
                 list.deeper ? "contains no files" : "is empty", below);
     return tsr_fail(r->err, TSR_E_UNSUPPORTED, "none of the directory's %u files is in a recognized checkpoint format%s",
@@ -384,7 +411,7 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
         if (kind) sorted.reader = content.unknown ? kind->named : content.reader;
         list = &r->others;
         for (size_t c = 0; c < TSR_FILE_KINDS; c++)
-            if (tsr_file_kinds[c] == kind) list = &r->files[c];
+            if (tsr_file_kinds[c] == kind && !is_never_read(name)) list = &r->files[c];
     }
     tsr_numbered_file *item = tsr_vec_push(list, r->err);
     if (!item) return TSR_E_NOMEM;
@@ -459,7 +486,7 @@ static uint32_t only_file(const tsr_store *store)
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str path = store->files[f].name;
         if (tsr_is_deeper(path)) continue;
-        if (found != TSR_NO_FILE || !in_root(path)) return TSR_NO_FILE;
+        if (found != TSR_NO_FILE || !in_root(path) || is_unfinished(path)) return TSR_NO_FILE;
         found = f;
     }
     return found;
