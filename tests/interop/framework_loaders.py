@@ -1,7 +1,7 @@
 """Saves and loads checkpoints by PyTorch, accelerate, Transformers' Trainer, Lightning, DeepSpeed and Megatron-Core, in an environment that
 has them.
 
-Usage: PYTHON framework_loaders.py FRAMEWORK DIRECTORY [DIGESTS [--live]]
+Usage: PYTHON framework_loaders.py FRAMEWORK DIRECTORY [DIGESTS [--live] | --killed]
 
 Saves a checkpoint in DIRECTORY and prints its path. Then reads the paths of copies, one per line, and answers each with one line:
 "equal" if the framework loads what was saved, "changed" if it loads other values without an error, or "refused" with the error. All
@@ -9,13 +9,15 @@ values are changed before each load.
 
 With --live it saves one step after another instead, each with other values, until it is killed. The digest of each is in DIGESTS before its
 save begins, and loads of a process that is given DIGESTS are compared with that of the path's step. RANK, WORLD_SIZE and MASTER_PORT make
-it one of several ranks, which are all told the same paths."""
+it one of several ranks, which are all told the same paths. With --killed it saves step 3 in processes that are killed (killed_saves)."""
+import ctypes
 import datetime
 import hashlib
 import itertools
 import logging
 import os
 import re
+import shutil
 import sys
 import warnings
 
@@ -238,13 +240,19 @@ class Lightning:
 
 
 class DeepSpeed:
+    """A load that only some of the ranks refuse leaves the others in a collective, so each load is in processes of its own."""
     name = "global_step{}"
-    stage = 1
+    stage, forks, meeting = 1, True, None  # the file by which the ranks of a load find each other
+
+    @staticmethod
+    def prepare():
+        import deepspeed
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, for more ranks than there are
 
     def __init__(self, directory):
         import deepspeed
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, for more ranks than there are
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False, timeout=datetime.timedelta(seconds=100))
+        self.prepare()
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False, timeout=datetime.timedelta(seconds=100), init_method=self.meeting and f"file://{self.meeting}", rank=RANK, world_size=WORLD)
         self.directory, self.path = directory, os.path.join(directory, "global_step2")
         model = self.model()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -442,6 +450,47 @@ class HuggingFace:
         dcp.load(self.kept, storage_reader=HuggingFaceStorageReader(path), no_dist=True)
 
 
+class DcpAlone(HuggingFace):
+    """dcp.save by two threads of one process, which write a file each."""
+    name = "checkpoint-{}"
+
+    def save(self, step):
+        import torch.distributed.checkpoint as dcp
+        path = os.path.join(self.directory, self.name.format(step))
+        dcp.save(self.kept, storage_writer=dcp.FileSystemWriter(path, thread_count=2), no_dist=True)
+
+    def load(self, path):
+        import torch.distributed.checkpoint as dcp
+        self.train(-3)
+        dcp.load(self.kept, checkpoint_id=path, no_dist=True)
+
+
+class Transformers(HuggingFace):
+    """save_pretrained in shards."""
+    name = "step-{}"
+
+    def __init__(self, directory):
+        import transformers
+        self.directory, self.path = directory, os.path.join(directory, "step-2")
+        self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                                                                            num_key_value_heads=1, max_position_embeddings=16))
+        self.train(2)
+        self.save(2)
+
+    def train(self, step):
+        change(self.model)
+        self.kept = self.model.state_dict()
+
+    def save(self, step):
+        self.model.save_pretrained(os.path.join(self.directory, self.name.format(step)), max_shard_size="30KB")
+
+    def load(self, path):
+        import transformers
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+        assert not told["missing_keys"], "these are made up"
+        self.kept = model.state_dict()
+
+
 class TorchFile(HuggingFace):
     """One file, which torch.save writes under its name."""
     name = "step_{}.pt"
@@ -458,7 +507,7 @@ class TorchFile(HuggingFace):
         self.kept = torch.load(path)
 
 
-FRAMEWORKS = {"dcp": Dcp, "dcp-process": DcpProcess, "huggingface": HuggingFace, "torch-file": TorchFile, "accelerate": Accelerate, "accelerate-fsdp": AccelerateFsdp, "megatron": Megatron, "megatron-async": MegatronAsync, "trainer": Trainer, "lightning": Lightning, "deepspeed": DeepSpeed, "deepspeed-3": DeepSpeed3,
+FRAMEWORKS = {"dcp": Dcp, "dcp-process": DcpProcess, "dcp-alone": DcpAlone, "huggingface": HuggingFace, "transformers": Transformers, "torch-file": TorchFile, "accelerate": Accelerate, "accelerate-fsdp": AccelerateFsdp, "megatron": Megatron, "megatron-async": MegatronAsync, "trainer": Trainer, "lightning": Lightning, "deepspeed": DeepSpeed, "deepspeed-3": DeepSpeed3,
               "deepspeed-pipeline": DeepSpeedPipeline}
 
 
@@ -498,22 +547,74 @@ def verdict(framework, path, want):
         framework.load(path)
     except BaseException as e:  # DCP's CheckpointException is one
         error = f"refused {type(e).__name__} " + str(e).replace("\n", " ")[:150]
-    if WORLD > 1:  # the ranks that have not failed must not wait for the others
+    if WORLD > 1 and not getattr(framework, "forks", False):  # the ranks that have not failed must not wait for the others
         errors = [None] * WORLD
         torch.distributed.all_gather_object(errors, error)
         error = next((e for e in errors if e), None)
     return error or ("equal" if digest_of(framework.state()) == want else "changed")
 
 
-def main():
-    framework, digests = FRAMEWORKS[sys.argv[1]](sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
-    first = digest_of(framework.state())
-    print(framework.path, file=answers)
-    if sys.argv[4:] == ["--live"]:
-        framework.live(digests) if hasattr(framework, "live") else live(framework, digests)
+def killed_saves(framework):
+    """Saves step 3 in a fork of this process, which ends at a call (kill_at_call.c), for each line: its number, 0 for none, and the moment. The
+    answer is the number of calls and what another fork loads of it."""
+    killer, path = ctypes.CDLL(None), os.path.join(framework.directory, framework.name.format(3))
+    framework.train(3)
+    want = digest_of(framework.state())
     for line in sys.stdin:
+        number, moment = map(int, line.split())
+        shutil.rmtree(path) if os.path.isdir(path) else os.path.exists(path) and os.remove(path)
+        begun, ended = os.pipe()
+        if not os.fork():
+            killer.kill_at(ctypes.c_long(number), moment, framework.directory.encode())
+            framework.save(3)
+            os.write(ended, b"%d" % killer.calls_seen())
+            os._exit(0)
+        os.wait()
+        os.close(ended)
+        print(os.read(begun, 20).decode() or "killed", file=answers)
+        os.close(begun)
+        in_child(lambda: print(verdict(framework, path, want) if os.path.exists(path) else "refused: it is not there", file=answers))
+
+
+def in_child(work):
+    """Does `work` in a fork of this process. Frameworks are imported once for all of them, and what one leaves, or waits for, ends with it."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(pid, 0)[1]:
+        print("refused: its process failed", file=answers)
+
+
+def answer_path(kind, directory, digests, path):
+    print(verdict(kind(directory), path, expected(digests, path, None)), file=answers)
+
+
+def main():
+    kind, directory, digests = FRAMEWORKS[sys.argv[1]], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
+    forks = getattr(kind, "forks", False) and digests and sys.argv[4:] != ["--live"]
+    if forks:
+        kind.prepare()
+        in_child(lambda: print(kind(directory).path, file=answers))
+    else:
+        framework = kind(directory)
+        first = digest_of(framework.state())
+        print(framework.path, file=answers)
+        if digests == "--killed":
+            killed_saves(framework)
+        if sys.argv[4:] == ["--live"]:
+            framework.live(digests) if hasattr(framework, "live") else live(framework, digests)
+    for number, line in enumerate(sys.stdin):
         path = line.rstrip("\n")
-        print(verdict(framework, path, expected(digests, path, first)), file=answers)
+        if forks:
+            kind.meeting = os.path.join(directory, f"meeting{number}")
+            in_child(lambda: answer_path(kind, directory, digests, path))
+        else:
+            print(verdict(framework, path, expected(digests, path, first)), file=answers)
 
 
 if __name__ == "__main__":
