@@ -1,4 +1,4 @@
-"""MANY: 900,000 tensors of 1 KiB, 100,000 files, plans for 10,000 ranks, each next to a tenth of it. What takes more than ten times as
+"""MANY: 900,000 tensors of 1 KiB, 100,000 files, plans for 10,000 ranks, runs of 100,000 steps, each next to a tenth of it. What takes more than ten times as
 long, or more than ten times the memory, grows faster than its input. The processor's time counts, because it says the same on a
 busy machine; --scratch should be in memory (12 GB)."""
 import functools
@@ -6,12 +6,13 @@ import json
 import os
 import struct
 import subprocess
+import time
 
 from data import write_once, write_safetensors
 from measure import Job, Side
 
 TARGET = "≤ 10 × the time of a tenth"
-TENSORS, FILES, RANKS = 900_000, 100_000, 10_000
+TENSORS, FILES, RANKS, STEPS = 900_000, 100_000, 10_000, 100_000
 MAP = {"schema": "tessera.map/1", "rules": [{"from": ["l.{l}.e.{e}"], "to": ["model.{l}.mlp.{e}"]}]}
 
 
@@ -90,6 +91,29 @@ def plan(b, n):
     return ["plan", files_dcp(b, RANKS), "--mesh", f"dp={n}", "--placements", "shard(0)", "--items", "--json"]
 
 
+def steps(bench, count):
+    """A run of small DCPs, an hour old."""
+    def write(path):
+        source = tensors(bench, 2)
+        subprocess.run([bench.tessera, "convert", source, path + ".step", "--to", "dcp", "--quiet"], check=True)
+        files = {name: open(os.path.join(path + ".step", name), "rb").read() for name in os.listdir(path + ".step")}
+        os.makedirs(path)
+        for n in range(count):
+            os.mkdir(os.path.join(path, f"step-{n}"))
+            for name, data in files.items():
+                with open(os.path.join(path, f"step-{n}", name), "wb") as f:
+                    f.write(data)
+                os.utime(f.name, (time.time() - 3600,) * 2)
+    return write_once(os.path.join(bench.scratch, f"steps{count}"), write)
+
+
+OF_STEPS = {
+    "latest": lambda b, n: ["latest", steps(b, n)],
+    "prune --keep 10 --keep-every 2 --dry-run": lambda b, n: ["prune", steps(b, n), "--keep", "10", "--keep-every", "2", "--dry-run", "--json"],
+}
+
+
 JOBS = {"MANY": [*(functools.partial(one, what=f"tensors: {what}", make=make, whole=TENSORS) for what, make in OF_TENSORS.items()),
                  *(functools.partial(one, what=f"files: {what}", make=make, whole=FILES) for what, make in OF_FILES.items()),
-                 functools.partial(one, what="plan --items of ranks", make=plan, whole=RANKS)]}
+                 functools.partial(one, what="plan --items of ranks", make=plan, whole=RANKS),
+                 *(functools.partial(one, what=f"steps: {what}", make=make, whole=STEPS) for what, make in OF_STEPS.items())]}
