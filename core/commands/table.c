@@ -319,7 +319,7 @@ OPTION(
     "Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished work if this run fails",
     .npm = HELP SINK)
 OPTION(cp_no_verify, FLAG, no_verify, "no-verify", NULL,
-       "Do not read the copy back; file systems that can share blocks then share them", .npm = HELP SINK)
+       "Do not read the copy back; without --resume, file systems that can share blocks then share them", .npm = HELP SINK)
 OPTION(cp_json, FLAG, json, "json", NULL, "Print the tessera.cp/1 document", .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(like, CHECKPOINT, like, "like", "PATH",
        "Take names and shards from a sound checkpoint of the same job, such as the previous step")

@@ -689,7 +689,7 @@ def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool 
     overwrite: Replace the checkpoint at dest; keep files that neither it nor path has
     resume: Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished work if
     this run fails
-    no_verify: Do not read the copy back; file systems that can share blocks then share them
+    no_verify: Do not read the copy back; without resume, file systems that can share blocks then share them
     threads: Use N threads, at most 256; more than there are cores help with slow files (default: one per available core)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
