@@ -185,7 +185,8 @@ static const tsr_rule rules[] = {
      "PyTorch stops at the end of the pickle and never reads them, but another program may. They are not part of the "
      "checkpoint. Save the file again to remove them."},
     {"pickle/unlisted-call", TSR_ERROR, "loading the pickle would call something that is not known to be harmless",
-     "torch.load(weights_only=False) would make this call. Tessera never does. Save plain tensors and containers instead."},
+     "torch.load(weights_only=False) would make this call. Tessera never does. Save plain tensors and containers "
+     "instead; of an enum, the value."},
     {"pickle/unlisted-class", TSR_WARNING, "the pickle contains or names a class that is not known to be harmless data",
      "torch.load(weights_only=True) refuses such files. Tessera shows what the object contains and imports nothing. This is "
      "an error if the module can run programs, import code, or access files or the network: such a name does not belong in "

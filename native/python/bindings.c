@@ -571,15 +571,15 @@ int tsr_python_is_compressed(const session *s)
     return tsr_checkpoint_catalog(s->checkpoint)->compressed;
 }
 
-EXPORT int tsr_python_is_plain(const session *s, uint64_t index);
+EXPORT int tsr_python_is_plain(const session *s, uint64_t index, tsr_str *foreign);
 EXPORT int tsr_python_has_value(const session *s, uint64_t index);
 EXPORT tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, void *ctx, tsr_error *err);
 
-/* Whether loading the value runs only code of Python, numpy and PyTorch. */
-int tsr_python_is_plain(const session *s, uint64_t index)
+/* Whether loading the value runs only code of Python, numpy and PyTorch; otherwise `foreign` names what else, if that is known. */
+int tsr_python_is_plain(const session *s, uint64_t index, tsr_str *foreign)
 {
     const tsr_entry *entry = entry_at(s, index);
-    return entry->kind != TSR_ENTRY_TENSOR && entry->value && tsr_value_is_data(entry->value, &s->native.host);
+    return entry->kind != TSR_ENTRY_TENSOR && entry->value && tsr_value_is_data(entry->value, &s->native.host, foreign);
 }
 
 int tsr_python_has_value(const session *s, uint64_t index)

@@ -119,6 +119,21 @@ def test_enums_other_uses_of_listed_classes_are_calls(t):
 
 
 @test
+def test_enums_of_users_are_listed_with_their_class(t):
+    """By name they are calls of getattr, which could give anything."""
+    for protocol in (2, 4):
+        path = torch_file(t, {"by name": by_name("mine.colors", "Color", "RED", protocol), "by value": by_value("mine.colors", "Color", 1, protocol)}, protocol)
+        entries = {e["fqn"]: e for e in t.json("inspect", path, "--json")["entries"]}
+        need([entries[name]["type"] for name in ("by name", "by value")] == ["mine.colors.Color"] * 2, entries)
+        found = [f["message"] for f in errors(t, path)]
+        need(any("builtins.getattr for 'RED' of mine.colors.Color, which may be a member of an enum" in message for message in found), found)
+    for module, name, member in (("os", "path", "join"), ("mine", "Color", "__class__"), ("builtins", "eval", "mro")):
+        path = torch_file(t, {"x": by_name(module, name, member)})
+        need("may be a member" not in str(errors(t, path)), errors(t, path))
+        need(all(e["type"] == "builtins.getattr" for e in t.json("inspect", path, "--json")["entries"]), path)
+
+
+@test
 def test_enums_of_c_plus_plus_are_objects(t):
     # As PyTorch 2.13 pickles ReduceOp.SUM and ReduceOp(ReduceOp.AVG), with protocols 2 and 4.
     get = b"c__builtin__\ngetattr\nctorch.distributed.distributed_c10d\nReduceOp\n" + text("RedOpType") + b"\x86R"

@@ -1,5 +1,6 @@
 """tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
 import contextlib
+import enum
 import errno
 import inspect
 import io
@@ -657,15 +658,25 @@ class Home:
     """Of the tests: PyTorch would import this module to make one."""
 
 
+class Color(enum.Enum):
+    RED = 1
+
+
 def test_objects_of_other_code_are_refused(t):
+    """With the name of what PyTorch would import, wherever in the object it is."""
     import collections
     import functools
-    for n, value in enumerate((Home(), collections.defaultdict(Home), collections.defaultdict(functools.partial(dict, a=1)))):
+    for n, (value, named) in enumerate(((Home(), "test_python_torch.Home"), (collections.defaultdict(Home), "test_python_torch.Home"), (collections.defaultdict(functools.partial(dict, a=1)), "a factory that is not a class"),
+                                        (Color.RED, "test_python_torch.Color"), ({"deep": [Color.RED]}, "test_python_torch.Color"))):
         path = t.at(f"others-{n}")
         dcp.save({"w": torch.ones(2), "kept": (value, n)}, checkpoint_id=path, no_dist=True)
         state = {"w": torch.zeros(2), "kept": None}
-        fails(CheckpointException, lambda: dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True), "'kept'", "unsafe_objects")
+        fails(CheckpointException, lambda: dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True), "'kept'", named, "unsafe_objects", "an enum's member")
         assert state["kept"] is None
+    dcp.save({"color": Color.RED}, checkpoint_id=t.at("enum"), no_dist=True)
+    torch.save({"color": Color.RED}, t.at("enum.pt"))
+    for path in (t.at("enum"), t.at("enum.pt")):
+        assert tessera.inspect(path)["entries"][0]["type"] == "test_python_torch.Color" == tessera.open(path)["color"].type
 
 
 def test_what_cannot_be_pickled_again_is_left_to_pytorch_where_its_code_may_run(t):

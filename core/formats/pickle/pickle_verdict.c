@@ -233,6 +233,16 @@ tsr_status tsr_verdict_call_of(const tsr_verdict *v, uint64_t position, tsr_ref 
                            TSR_STR_ARG(tsr_pickle_name_of(v->pickle, callee)));
 }
 
+tsr_status tsr_verdict_member(const tsr_verdict *v, uint64_t position, tsr_ref class_, tsr_str name, tsr_error *err)
+{
+    const tsr_str module = tsr_pickle_module(v->pickle, class_), class_name = tsr_pickle_name_of(v->pickle, class_);
+    const bool dangerous = tsr_name_is_dangerous(module, class_name) || tsr_name_is_dangerous(module, name);
+    return tsr_finding_add(v->findings, "pickle/unlisted-call", place_of(v, position), err,
+                           "loading this file with pickle would call builtins.getattr for '%.*s' of %.*s.%.*s%s",
+                           TSR_STR_ARG(name), TSR_STR_ARG(module), TSR_STR_ARG(class_name),
+                           dangerous ? "" : ", which may be a member of an enum");
+}
+
 static tsr_status find_missing(const tsr_verdict *v, uint64_t position, tsr_str module, tsr_str name, tsr_error *err)
 {
     return tsr_finding_add(v->findings, "pickle/unloadable", place_of(v, position), err,

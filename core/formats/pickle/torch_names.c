@@ -2,6 +2,7 @@
  * torch/distributed/tensor, torch/distributed/_shard of PyTorch 2.13, and where older versions kept the same classes. */
 #include "formats/pickle/torch_names.h"
 
+#include "formats/pickle/pickle_verdict.h"
 #include "tessera/sys/catalog.h"
 
 #define DTENSOR_MODULES(name, id) \
@@ -400,4 +401,17 @@ tsr_str tsr_enum_named(const tsr_value *value)
     tsr_str class_name, member;
     if (value->kind != TSR_VALUE_GLOBAL || !split(value->text, &class_name, &member)) return (tsr_str){NULL, 0};
     return tsr_enum_is_class(class_name) ? class_name : (tsr_str){NULL, 0};
+}
+
+tsr_str tsr_enum_picked(const tsr_value *object)
+{
+    const tsr_str none = {NULL, 0};
+    const tsr_value *args = object->count ? object->items[0] : NULL;
+    if (!tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return none;
+    if (!args || args->kind != TSR_VALUE_TUPLE || args->count < 2) return none;
+    const tsr_value *class_ = args->items[0], *member = args->items[1];
+    tsr_str module, name;
+    if (class_->kind != TSR_VALUE_GLOBAL || !split(class_->text, &module, &name) || !name.size) return none;
+    if (member->kind != TSR_VALUE_STR || member->text.size == 0 || member->text.data[0] == '_') return none;
+    return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, member->text) ? none : class_->text;
 }

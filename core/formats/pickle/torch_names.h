@@ -89,4 +89,8 @@ const tsr_value *tsr_enum_value(const tsr_value *value);
 /* For a value that was read as `getattr(Class, name)` with a listed class, the text "module.Class"; for any other, empty. */
 tsr_str tsr_enum_named(const tsr_value *value);
 
+/* For a value that was read as the call `getattr(Class, name)` with a class that is not listed, and that can pick nothing but a
+ * member of a user's own enum, the text "module.Class"; for any other, empty. */
+tsr_str tsr_enum_picked(const tsr_value *object);
+
 #endif

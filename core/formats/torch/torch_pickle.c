@@ -30,16 +30,6 @@ static bool torch_split_name(tsr_str dotted, tsr_str *module, tsr_str *name)
 
 /* ---- calls ---- */
 
-/* Whether getattr(first, second) can return anything but a member of a user's own enum, which Python 3.11 pickles as such
- * a call. */
-static bool is_no_member(const tsr_value *first, const tsr_value *second)
-{
-    tsr_str module, name;
-    if (!first || first->kind != TSR_VALUE_GLOBAL || second->kind != TSR_VALUE_STR) return true;
-    if (!torch_split_name(first->text, &module, &name) || second->text.size == 0 || second->text.data[0] == '_') return true;
-    return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
-}
-
 /* The arguments of functools.partial: one function that is named. */
 static bool is_harmless_function(const tsr_value *args)
 {
@@ -54,7 +44,7 @@ static bool reaches_further(const tsr_value *object)
     const tsr_value *args = object->count ? object->items[0] : NULL;
     const bool two = args && args->kind == TSR_VALUE_TUPLE && args->count > 1;
     const tsr_value *first = two ? args->items[0] : NULL, *second = two ? args->items[1] : NULL;
-    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return is_no_member(first, second);
+    if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return tsr_enum_picked(object).size == 0;
     if (tsr_str_starts(object->text, TSR_STR("torch._tensor._rebuild_from_type")))
         return !first || first->kind != TSR_VALUE_GLOBAL || !tsr_str_starts(first->text, TSR_STR("torch._utils._rebuild_"));
     if (tsr_str_equal(object->text, TSR_STR("functools.partial"))) return !args || !is_harmless_function(args);
@@ -146,38 +136,41 @@ static bool is_data_node(const tsr_value *value)
     }
 }
 
-/* Whether `counts` is true of the value and of everything inside it. */
-static bool holds_throughout(const tsr_value *value, const tsr_host *host, bool (*counts)(const tsr_value *))
+/* NULL if `counts` is true of the value and of everything inside it. Otherwise what it is not true of, or where the search
+ * ended because there is too much to look at. */
+static const tsr_value *find_other(const tsr_value *value, const tsr_host *host, bool (*counts)(const tsr_value *))
 {
     tsr_vec stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *));
-    const tsr_value **top = tsr_vec_push(&stack, NULL);
+    const tsr_value **top = tsr_vec_push(&stack, NULL), *other = top ? NULL : value;
     uint64_t budget = host->limits.expansion;
-    bool holds = top != NULL;
     if (top) *top = value;
-    while (holds && stack.count) {
+    while (!other && stack.count) {
         const tsr_value *at = ((const tsr_value **)stack.items)[--stack.count];
-        holds = counts(at) && at->count < budget;
+        if (!counts(at) || at->count >= budget) other = at;
         budget -= at->count + 1;
-        for (size_t i = 0; holds && i < at->count + (tsr_value_attributes(at) != NULL); i++) {
+        for (size_t i = 0; !other && i < at->count + (tsr_value_attributes(at) != NULL); i++) {
             top = tsr_vec_push(&stack, NULL);
-            holds = top != NULL;
-            if (top) *top = i < at->count ? at->items[i] : tsr_value_attributes(at);
+            if (!top) other = at;
+            else *top = i < at->count ? at->items[i] : tsr_value_attributes(at);
         }
     }
     tsr_vec_free(&stack);
-    return holds;
+    return other;
 }
 
 bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host)
 {
     if (value->expanded) return !value->foreign; /* the reader has looked at every node once */
-    return holds_throughout(value, host, tsr_torch_is_plain);
+    return !find_other(value, host, tsr_torch_is_plain);
 }
 
-bool tsr_value_is_data(const tsr_value *value, const tsr_host *host)
+bool tsr_value_is_data(const tsr_value *value, const tsr_host *host, tsr_str *foreign)
 {
+    *foreign = (tsr_str){NULL, 0};
     if (value->expanded == TSR_VALUE_ENDLESS || value->loses_class) return false;
-    return (value->expanded && !value->foreign) || holds_throughout(value, host, is_data_node);
+    const tsr_value *other = value->expanded && !value->foreign ? NULL : find_other(value, host, is_data_node);
+    if (other && !is_data_node(other)) *foreign = other->text;
+    return !other;
 }
 
 /* ---- pickle ---- */

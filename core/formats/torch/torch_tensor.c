@@ -449,10 +449,13 @@ static tsr_status torch_name_inner(const tsr_value *object, const tsr_host *host
 
 /* The kind, type and value of leaves of a state dict that are not dense tensors. */
 
-/* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument. */
+/* numpy's _reconstruct and copyreg's _reconstructor make an object of the class that is their first argument; getattr may pick a
+ * member of an enum. */
 static tsr_str class_name(const tsr_value *object)
 {
     const tsr_value *args = object->items[0];
+    const tsr_str enum_class = tsr_enum_picked(object);
+    if (enum_class.size) return enum_class;
     bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) ||
                  tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
     bool names = makes && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;

@@ -149,7 +149,14 @@ class Entry:
 
     def is_data(self) -> bool:
         """Whether an object consists only of Python's and PyTorch's own data types, so that unpickling it runs no other code."""
-        return self._checkpoint._session.is_plain(self._index)
+        return self._checkpoint._session.foreign(self._index) is None
+
+    def _check_data(self, caller):
+        """Raises TesseraError for an object that is not data. caller: the function that accepts it with unsafe_objects."""
+        foreign = self._checkpoint._session.foreign(self._index)
+        if foreign is not None:
+            raise TesseraError(f"{self._checkpoint.path}: '{self.name}' is not data: it contains {foreign or self.type}. Save plain values instead, such as the "
+                               f"value of an enum's member, or pass {caller}(…, unsafe_objects=True), which lets PyTorch import and run what objects name", "unsupported")
 
     def save(self) -> bytes:
         """Return an object, or what is known of an opaque entry, as the bytes of a torch.save file. Raises TypeError for tensors and

@@ -150,7 +150,7 @@ _path_item = _function("path_item", None, _p, _u64, _u32, _p)
 _read = _function("read", _int, _p, _p, ctypes.c_size_t, _p, _p)
 _check_open = _function("check_open", _p, _p, _p)
 _check_end = _function("check_end", _int, _p, _p, ctypes.c_uint8, _p)
-_is_plain = _function("is_plain", _int, _p, _u64)
+_is_plain = _function("is_plain", _int, _p, _u64, _p)
 _is_compressed = _function("is_compressed", _int, _p)
 _has_value = _function("has_value", _int, _p, _u64)
 _object = _function("object", _int, _p, _u64, _WRITE, _p, _p)
@@ -536,8 +536,10 @@ class Session:
         if self._do(_check_cast, (_u64 * max(1, len(indices)))(*indices), len(indices), dtype.encode(), ctypes.byref(err)) != 0:
             _raise(err, self.path)
 
-    def is_plain(self, index):
-        return bool(self._do(_is_plain, index))
+    def foreign(self, index):
+        """Returns None for an object that is data, otherwise the name of a class or function in it that is not: "" if that is not known."""
+        name = _Str()
+        return None if self._do(_is_plain, index, ctypes.byref(name)) else name.text()
 
     def is_compressed(self):
         """Whether chunks may be inside compressed streams, which are read from their beginning."""

@@ -153,9 +153,8 @@ class _Job:
         return self._sharded(read, entry)
 
     def _object(self, entry):
-        if not (self.unsafe_objects or entry.is_data()):
-            raise TesseraError(f"{self.checkpoint.path}: '{entry.name}' is not data but {entry.type}; "
-                        "tessera.load_sharded_optimizer_state(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
+        if not self.unsafe_objects:
+            entry._check_data("tessera.load_sharded_optimizer_state")
         return torch.load(io.BytesIO(entry.save()), map_location=self.device, weights_only=not self.unsafe_objects)
 
     def _tensor(self, entry, offsets, sizes, requires_grad):

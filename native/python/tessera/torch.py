@@ -130,9 +130,8 @@ class StorageReader(_StorageReader):
 
     def _load_object(self, item, planner):
         entry = self._checkpoint[item.storage_index.fqn]
-        if not (self.unsafe_objects or entry.is_data()):
-            raise TesseraError(f"{self.path}: '{entry.name}' is not data but {entry.type}; "
-                        "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
+        if not self.unsafe_objects:
+            entry._check_data("tessera.torch.StorageReader")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 
     def _read_left(self, plan, planner):
