@@ -285,17 +285,18 @@ def test_the_example_configuration_of_pre_commit_has_a_layout_per_checkpoint(t):
     assert re.search(r"layout of checkpoints/base\.+Failed", out) and not re.search(r"layout of checkpoints/tuned\.+(Failed|Passed)", out) and "layout/" in out, out
 
 
-def compares_with_base(t, checkpoint, allowed="false"):
-    """Runs the last step of drift.yml in a pull request that has this checkpoint. Returns its status and output."""
+def compares_with_base(t, checkpoint, allowed="false", base="newest"):
+    """Runs the last step of drift.yml in a pull request that has this checkpoint. base: where the base branch has its own. Returns the status and output
+    of the step."""
     origin, clone = t.at("origin"), t.at("clone")
     for directory in (origin, clone):
         shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(GOOD, os.path.join(origin, "checkpoints/newest"))
+    shutil.copytree(GOOD, os.path.join(origin, "checkpoints", base))
     git(origin, "init", "-q")
     git(origin, "add", "-A")
     git(origin, "commit", "-qm", "base")
     git(t.scratch, "clone", "-q", origin, clone)
-    shutil.rmtree(os.path.join(clone, "checkpoints/newest"))
+    shutil.rmtree(os.path.join(clone, "checkpoints", base))
     shutil.copytree(checkpoint, os.path.join(clone, "checkpoints/newest"))
     step = yaml(os.path.join(os.path.dirname(GITHUB), "drift.yml"))["jobs"]["drift"]["steps"][-1]
     assert set(step["env"]) == {"BASE", "LAYOUT_CHANGES"} and "${{" not in step["run"], "expressions reach a script as variables only"
@@ -312,7 +313,12 @@ def test_the_workflow_refuses_a_drifted_checkpoint(t):
     other = os.path.join(SAMPLES, "dcp_v2_15_fsdp2")  # a tensor less and one more
     status, out = compares_with_base(t, other)
     assert status == 1 and "::" in out and "plain" in out, (status, out)
-    assert compares_with_base(t, other, "true")[0] == 0
+    status, out = compares_with_base(t, other, "true")
+    assert status == 0 and "new-layout" in out, out
+    os.mkdir(t.at("damaged"))
+    assert compares_with_base(t, t.at("damaged"), "true")[0] == 2, "the label allows differences, not what cannot be compared"
+    status, out = compares_with_base(t, GOOD, base="elsewhere")
+    assert status == 0 and "::notice::" in out and "no checkpoints/newest" in out, out
 
 
 # ---- samples/launcher ----
