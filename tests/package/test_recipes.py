@@ -26,6 +26,15 @@ def test_the_dockerfile_installs_what_the_build_needs(t):
     assert "RUN web/build" in text and "cmake --preset package" in text and "cpack -G DEB" in text
 
 
+def test_the_image_has_what_addresses_need(t):
+    """The package only recommends libcurl, and libcurl the certificates, which --no-install-recommends leaves out."""
+    with open(os.path.join(PACKAGING, "Dockerfile")) as f:
+        image = f.read().rpartition("\nFROM ")[2]
+    with open(os.path.join(ROOT, "native/package/debian.cmake")) as f:
+        recommended = re.search(r"CPACK_DEBIAN_TESSERA_PACKAGE_RECOMMENDS ([^)]+)\)", f.read())[1].split()
+    assert recommended and not {*recommended, "ca-certificates"} - set(image.split()), image
+
+
 def source_tree(t):
     """What a packager has after web/build: the files of the repository without samples, which no package needs."""
     tree = t.at("source")
