@@ -15,10 +15,14 @@ def manifests(name):
     return {d["metadata"]["name"]: d for d in json.loads(check(os.path.join(TOOLS, "bin/python"), "-c", LOADER, os.path.join(DIRECTORY, name)))}
 
 
-def container(manifest):
+def pod(manifest):
     spec = manifest["spec"]
     spec = spec["jobTemplate"]["spec"] if manifest["kind"] == "CronJob" else spec
-    (only,) = spec["template"]["spec"]["containers"]
+    return spec["template"]["spec"]
+
+
+def container(manifest):
+    (only,) = pod(manifest)["containers"]
     return only
 
 
@@ -49,6 +53,19 @@ def test_the_manifests_follow_the_published_schemas(t):
         to.write(f.read().replace("completionMode:", "completionsMode:"))
     p = subprocess.run([os.path.join(TOOLS, "bin/kubernetes-validate"), "-k", "1.33.0", "--strict", wrong], capture_output=True, text=True)
     assert p.returncode != 0 and "completionsMode" in p.stdout + p.stderr, p
+
+
+def test_pods_run_where_only_restricted_ones_may(t):
+    """By the Pod Security Standards of Kubernetes, level \"restricted\"."""
+    for name in ("exec.yaml", "retain.yaml"):
+        for manifest in manifests(name).values():
+            if manifest["kind"] == "ConfigMap":
+                continue
+            spec = pod(manifest)
+            assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] > 0, manifest
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, manifest
+            of = container(manifest)["securityContext"]
+            assert of["allowPrivilegeEscalation"] is False and of["capabilities"] == {"drop": ["ALL"]}, manifest
 
 
 def test_shares_in_any_order_are_published_by_the_job_that_waits(t):
