@@ -5,6 +5,7 @@
 FSDP1 trains on the ranks and saves its SHARDED state as DIRECTORY/from<RANKS>; what earlier runs saved there is loaded, too. Slices of tensor
 parallelism are checked with 2 and 4 ranks. Prints "done"."""
 import enum
+import functools
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ warnings.filterwarnings("ignore", module="torch")
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", directory) for directory in ("golden", "support")]
 
 import tessera
+import tessera.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -33,6 +35,8 @@ try:
 except ImportError:  # before 2.5
     from torch.distributed._tensor import distribute_tensor, DTensor, Shard as ShardOn
 
+if not torch.cuda.is_available():
+    torch.cuda.synchronize = lambda *_: None  # FSDP1 of PyTorch 2.3 calls it whatever the device is
 KEY = "optimizer"
 SLICES = {"0.weight": [([0, 0], [5, 4]), ([0, 4], [5, 2])], "2.weight": [([0, 0], [2, 5]), ([2, 0], [1, 5])], "2.bias": [([0], [2]), ([2], [1])]}
 
@@ -125,7 +129,8 @@ def save_forms(made, path):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     over_mesh = {name: distribute_tensor(value, mesh, [ShardOn(0)]) for name, value in flat.items() if value.dim() and value.numel()}
     files = {name: 1 + n % 2 for n, name in enumerate(over_mesh)}
-    dcp.save(over_mesh, storage_writer=dcp.HuggingFaceStorageWriter(path("hand_hf"), fqn_to_index_mapping=files, save_distributed=True))
+    writer = getattr(dcp, "HuggingFaceStorageWriter", None) or functools.partial(tessera.torch.StorageWriter, form="safetensors")  # before 2.7
+    dcp.save(over_mesh, storage_writer=writer(path("hand_hf"), fqn_to_index_mapping=files, save_distributed=True))
     ranks = {KEY: {"state": {name: {key: over_mesh.get(f"{KEY}.state.{name}.{key}", value) for key, value in of.items()} for name, of in made[KEY]["state"].items()},
                    "param_groups": made[KEY]["param_groups"]}}
     os.makedirs(path("hand_ranks"), exist_ok=True)
