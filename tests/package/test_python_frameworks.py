@@ -1,4 +1,5 @@
 """The programs of native/python/FRAMEWORKS.md, each with its framework, in a virtual environment of their own."""
+import importlib
 import json
 import os
 import re
@@ -13,7 +14,10 @@ from shell import check, made_once
 from test_python import INSTALLED, tessera
 
 PAGE = os.path.join(ROOT, "native/python/FRAMEWORKS.md")
-PLACE = os.path.join(ROOT, ".local/package-frameworks")
+with open(os.path.join(ROOT, "samples/requirements.txt")) as f:
+    IS_PINNED = f"torch=={torch.__version__.partition('+')[0]}\n" in f
+# Environments find the PyTorch that these tests run on, so another one than the pinned one, which other suites look for here, has its own.
+PLACE = os.path.join(ROOT, ".local/package-frameworks" + ("" if IS_PINNED else f"-{torch.__version__}"))
 PINS = ("lightning==2.6.6", "accelerate==1.15.0", "transformers==5.23.0")
 TORCHTITAN = ("torchtitan==0.3.0", "torch_checkpointing", "spmd_types==0.2.3", "tyro", "einops", "docstring-parser", "shtab", "typeguard")  # what its checkpoints import
 
@@ -23,6 +27,13 @@ def programs():
     with open(PAGE) as f:
         sections = re.split(r"^## ", f.read(), flags=re.MULTILINE)[1:]
     return {section.splitlines()[0]: "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line) for section in sections}
+
+
+def needs_pytorchs(name, what):
+    """Skips if the PyTorch of these tests lacks what a program or its framework imports of it."""
+    module, _, member = name.rpartition(".")
+    if not hasattr(importlib.import_module(module), member):
+        raise Skip(f"PyTorch {torch.__version__} does not have {name}, which {what} needs")
 
 
 def python_with(module, *pins, deps=True):
@@ -58,6 +69,7 @@ def test_every_section_has_one_program(t):
 
 
 def test_a_bare_loop_resumes_on_another_number_of_ranks(t):
+    needs_pytorchs("torch.distributed.fsdp.fully_shard", "the program")
     bare = programs()["A bare loop"]
     for run_of in ("resumed", "whole"):
         os.mkdir(t.at(run_of))
@@ -90,6 +102,7 @@ def test_lightning_saves_and_resumes(t):
 
 
 def test_accelerate_saves_and_transformers_loads(t):
+    needs_pytorchs("torch.distributed.tensor.DTensor", PINS[-1])
     more = ("\nassert (missing, unexpected) == ([], [])\nassert all(torch.equal(exported.state_dict()[name], weights[name].cpu()) for name in exported.state_dict())\n"
             "accelerator.save_state(f'{run}/state')\n"
             "read = tessera.torch.load(f'{run}/state', part='model') if 'model' in str(tessera.inspect(f'{run}/state').get('parts')) else tessera.torch.load(f'{run}/state/model.safetensors')\n"
@@ -99,6 +112,7 @@ def test_accelerate_saves_and_transformers_loads(t):
 
 
 def test_torchtitan_saves_and_loads(t):
+    needs_pytorchs("torch.distributed.tensor.DTensor", TORCHTITAN[0])
     more = """
 import sys, torch, torchtitan.components.checkpointer.dcp as theirs
 manager = Checkpoints.__new__(Checkpoints)
