@@ -1,18 +1,19 @@
 /** The entries of a checkpoint, or of one with a map applied: lists, values and comparisons. */
 
-import { argumentOf, optionsOf, pairsOf } from "./options.js";
+import { argumentOf, oneOf, optionsOf, pairsOf } from "./options.js";
 import { readValues } from "./values.js";
 import { Diff, Handle, Outline, Tally } from "./views.js";
 
 const NO_NUMBER = 0xffffffff;
-const KINDS = { entry: 6, preview: 7 };
+/** The module's numbers of the documents about one entry. */
+export const OF_AN_ENTRY = { entry: 6, preview: 7 };
 const DIFF = { layout: 1, canonical: 2, tolerant: 4 };
 
 /** Returns the number of an entry for the module, where larger numbers would be read as smaller ones. */
 const entryOf = (call, entry) => Math.min(argumentOf(call, "entry", entry, "count"), NO_NUMBER);
 
 export class Entries extends Handle {
-  document(kind, options = {}) { return this.documentOf(KINDS[kind] ?? 0, options); }
+  document(kind, options = {}) { return this.documentOf(oneOf("document", "kind", kind, OF_AN_ENTRY), options); }
 
   documentOf(kind, { entry, path = "" }) {
     const number = entry === undefined ? NO_NUMBER : entryOf("document", entry);

@@ -41,6 +41,12 @@ export function argumentOf(call, name, value, kind) {
   return value;
 }
 
+/** Returns what `words` has for a word that is one of its keys. */
+export function oneOf(call, name, word, words) {
+  if (!Object.hasOwn(words, word)) throw new TypeError(`${call}: ${name} must be one of ${Object.keys(words).join(", ")}, not ${isText(word) ? `'${word}'` : typeof word}`);
+  return words[word];
+}
+
 /** Throws unless a call is about one of `count` parts, numbered from 0. */
 export function partOrThrow(call, number, count) {
   argumentOf(call, "number", number, "count");

@@ -4,15 +4,15 @@
 
 import { OPTIONS } from "./commands.js";
 import { convertInto } from "./conversion.js";
-import { compared, Entries } from "./entries.js";
+import { compared, Entries, OF_AN_ENTRY } from "./entries.js";
 import { TesseraError } from "./errors.js";
 import { instantiated, prepared } from "./instance.js";
-import { argumentOf, documentText, filesOrThrow, isReport, optionsOf, pairsOf, partOrThrow, sinkOrThrow } from "./options.js";
+import { argumentOf, documentText, filesOrThrow, isReport, oneOf, optionsOf, pairsOf, partOrThrow, sinkOrThrow } from "./options.js";
 import { Diff, Outline, Tally, Twins } from "./views.js";
 
 export { Diff, Outline, Tally, TesseraError, Twins };
 
-const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, optimizer: 8 };
+const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, ...OF_AN_ENTRY, optimizer: 8, sarif: 2, plan: 0 };
 const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4, allowExpansion: 8 };
 
 export class Tessera {
@@ -92,11 +92,9 @@ export class Checkpoint extends Entries {
   }
 
   document(kind, options = {}) {
-    if (kind === "sarif") return this.document("findings", { ...options, format: kind });
     if (kind === "plan") return this.#plan(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }));
-    if (KINDS[kind] === undefined) return super.document(kind, options);
-    const text = this.documentOf(KINDS[kind], options);
-    return isReport(options.format) ? this.m.report(text, options) : text;
+    const text = this.documentOf(oneOf("document", "kind", kind, KINDS), options), format = kind === "sarif" ? kind : options.format;
+    return isReport(format) ? this.m.report(text, { ...options, format }) : text;
   }
 
   /** Returns the text of a command's document; `pairs` are its options. */

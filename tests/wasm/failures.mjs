@@ -58,6 +58,8 @@ export async function testFailures({ tessera, module, writers, root }) {
       for (const call of [() => checkpoint.checkPart(...part), () => diff.part(...part), () => diff.found(...part), () => diff.take(...part, new Uint8Array(1))]) check(errorOf(call) instanceof TypeError, `${call} of ${part} was done`);
     for (const call of [() => checkpoint.tally(NaN), () => checkpoint.tally("a"), () => checkpoint.document("entry", { entry: "a" }), () => checkpoint.document("preview", { entry: 0.5 }), () => tessera.ruleHelp(3), () => outline.filter()]) check(errorOf(call) instanceof TypeError, `${call} was done`);
     for (const call of [() => checkpoint.tally(2 ** 32), () => checkpoint.document("entry", { entry: 2 ** 33 + 1 })]) check(/^no entry has the number 4294967295/.test(errorOf(call).message), `${call} was done`);
+    for (const kind of ["entries", "constructor", "", undefined, 4]) check(/^document: kind must be one of inspect, .*sarif, plan, not /.test(errorOf(() => checkpoint.document(kind)).message), `${kind} is a kind`);
+    check(errorOf(() => checkpoint.document("toString")) instanceof TypeError, "toString is a kind");
     for (const count of [2 ** 31, 2 ** 40]) check(errorOf(() => outline.rows(0, count)).status === "out of memory", `${count} rows`);
     check(JSON.stringify(outline.rows(0, 50)) === rows && checkpoint.checkPart(1, 2).length > 0, "the outline has changed");
     checkpoint.close();
