@@ -97,9 +97,14 @@ DTensor, Partial, Replicate, Shard, distribute_tensor = (_from(name, *_TENSOR, "
 StridedShard = _from("_StridedShard", "torch.distributed.tensor.placement_types")
 fully_shard = _from("fully_shard", "torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 ExtensionRegistry, StreamTransformExtension, ZStandard = (_from(name, f"{_CHECKPOINT}._extension") for name in ("ExtensionRegistry", "StreamTransformExtension", "ZStandard"))
-HuggingFaceStorageReader, HuggingFaceStorageWriter = (_from(name, _CHECKPOINT) for name in ("HuggingFaceStorageReader", "HuggingFaceStorageWriter"))
+HuggingFaceStorageReader, HuggingFaceStorageWriter, QuantizedHuggingFaceStorageReader = (
+    _from(name, _CHECKPOINT) for name in ("HuggingFaceStorageReader", "HuggingFaceStorageWriter", "QuantizedHuggingFaceStorageReader"))
+consolidate_safetensors_files = _from("consolidate_safetensors_files", f"{_CHECKPOINT}._consolidate_hf_safetensors")
+FsspecReader, FsspecWriter = (_from(name, f"{_CHECKPOINT}._fsspec_filesystem", f"{_CHECKPOINT}.fsspec") for name in ("FsspecReader", "FsspecWriter"))
+DynamicMetaLoadPlanner, dcp_to_torch_save, torch_save_to_dcp = (
+    _from(name, f"{_CHECKPOINT}.format_utils") for name in ("DynamicMetaLoadPlanner", "dcp_to_torch_save", "torch_save_to_dcp"))
 AsyncCheckpointerType = _from("AsyncCheckpointerType", f"{_CHECKPOINT}.state_dict_saver")
-BlockingAsyncStager = _from("BlockingAsyncStager", f"{_CHECKPOINT}.staging")
+BlockingAsyncStager, DefaultStager, StagingOptions = (_from(name, f"{_CHECKPOINT}.staging") for name in ("BlockingAsyncStager", "DefaultStager", "StagingOptions"))
 SerializationFormat = _from("SerializationFormat", f"{_CHECKPOINT}.filesystem")
 safe_globals, set_crc32_options = (_from(name, "torch.serialization") for name in ("safe_globals", "set_crc32_options"))
 StorageMeta = _from("StorageMeta", f"{_CHECKPOINT}.metadata")

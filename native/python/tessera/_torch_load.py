@@ -114,12 +114,12 @@ def _floating(dtype):
     return found
 
 
-def _check_cast(checkpoint, entries, dtype):
-    """Refuses a cast that would separate quantized numbers from their scales."""
+def check_cast(checkpoint, entries, dtype, instead):
+    """Refuses a cast that would separate quantized numbers from their scales. instead: what the message suggests."""
     try:
         checkpoint._session.check_cast([checkpoint[entry.name]._index for entry in entries], _name_of(dtype))
     except TesseraError as e:
-        raise TesseraError(f"{str(e).partition('; pass ')[0]}; leave out dtype, or load a copy that tessera.convert(…, dequantize=True) has made", e.status) from None
+        raise TesseraError(f"{str(e).partition('; pass ')[0]}; {instead}", e.status) from None
 
 
 def _loaded_dtype(checkpoint, entry, dtype):
@@ -165,7 +165,7 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     with checkpoint, own or contextlib.nullcontext():
         entries = _tensors_of(checkpoint, [own[name] if own is not None and name in own and _is_whole(own[name]) else checkpoint[name] for name in found])
         if cast is not None:
-            _check_cast(checkpoint, entries, cast)
+            check_cast(checkpoint, entries, cast, "leave out dtype, or load a copy that tessera.convert(…, dequantize=True) has made")
         loaded = {entry.name[len(prefix):]: torch.empty(entry.shape, dtype=_loaded_dtype(checkpoint, entry, cast), device=device) for entry in entries}
         _read([checkpoint, own], verify, [(entry, (0,) * len(entry.shape), tensor) for entry, tensor in zip(entries, loaded.values())])
     return loaded

@@ -16,15 +16,19 @@ import torch
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 
+from ._choices import Layers
 from ._library import warn
 from ._save_place import MARKER, RANK_MARKER
 from ._slots import dtype_of
-from ._torch_versions import StorageInfo, StoragePrefix, meta_fields
+from ._torch_versions import MEM_FORMAT_ENCODING, StorageInfo, StoragePrefix, TensorProperties as ShardedTensorProperties, meta_fields
 
 
 _RECORDS = {**{name: getattr(classes, name) for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
                                     "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING") if hasattr(classes, name)},
             "_StorageInfo": StorageInfo, "_StoragePrefix": StoragePrefix}
+# The first releases described tensors with the classes of ShardedTensor.
+_FIRST_MODULE = "torch.distributed._shard.sharded_tensor.metadata"
+_FIRST_RECORDS = {of.__name__: of for of in (ShardedTensorProperties, MEM_FORMAT_ENCODING)}
 _RECORD_MODULES = {"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
                    "torch.distributed._shard.checkpoint.metadata", "torch.distributed._shard.checkpoint.filesystem"}
 
@@ -50,6 +54,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if module in _RECORD_MODULES and name in _RECORDS:
             return _RECORDS[name]
+        if module == _FIRST_MODULE and name in _FIRST_RECORDS:
+            return _FIRST_RECORDS[name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if (module, name) in _VALUES:
@@ -59,7 +65,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(data):
     """Returns a Metadata, or None if the pickle contains something else, such as the additions of another program."""
-    before = {record: dict(vars(record)) for record in _RECORDS.values()}
+    before = {record: dict(vars(record)) for record in (*_RECORDS.values(), *_FIRST_RECORDS.values())}
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except Exception:  # whatever a pickle can raise
@@ -133,7 +139,7 @@ def metadata_of(checkpoint, has_extensions=False):
     """Returns a Metadata that describes an opened checkpoint. has_extensions: items whose extensions the library cannot undo are read by
     PyTorch, so they are what the checkpoint says that they are."""
     marker = marker_of(checkpoint)
-    found = _unpickled(checkpoint._session.file(marker)) if marker else None
+    found = _unpickled(checkpoint._session.file(marker)) if marker and checkpoint._layers == Layers() else None
     if found is None or found.state_dict_metadata.keys() != checkpoint.keys():
         return Metadata({name: _described(entry) for name, entry in checkpoint.items()}, storage_data={},
                         planner_data={name: entry.path or (name,) for name, entry in checkpoint.items()},

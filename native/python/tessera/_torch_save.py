@@ -302,7 +302,7 @@ class StorageWriter(_StorageWriter, _Stager):
         if checkpoint_id:
             self._place = self._place_of(path_text(checkpoint_id))
         self._coordinator = False
-        self._save_id = str(uuid.uuid4())
+        self.save_id = str(uuid.uuid4())
 
     def _place_of(self, path):
         if path.startswith(SCHEMES):
@@ -335,7 +335,7 @@ class StorageWriter(_StorageWriter, _Stager):
         return self._meta_fields().get("storage_meta")
 
     def _meta_fields(self):
-        return meta_fields(checkpoint_id=self.path, save_id=self._save_id)
+        return meta_fields(checkpoint_id=self.path, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
         rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
@@ -385,7 +385,7 @@ class StorageWriter(_StorageWriter, _Stager):
         for index, info in sorted(storage_data.items(), key=lambda item: (item[0].fqn, item[0].index or 0, tuple(item[0].offset or ()))):
             digest.update(f"{index.fqn}\0{index.offset}\0{info.offset}\0{info.length}\0{info.__dict__.pop('digest')}\n".encode("utf-8", "surrogatepass"))
         if self.checksums:
-            self._save_id = str(uuid.UUID(bytes=digest.digest()[:16]))
+            self.save_id = str(uuid.UUID(bytes=digest.digest()[:16]))
 
     def finish(self, metadata, results):
         try:

@@ -31,6 +31,7 @@ StoragePrefix = _needed(_FILES, "_StoragePrefix")
 Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties = (
     _needed("torch.distributed._shard.sharded_tensor", name) for name in ("Shard", "ShardedTensor", "ShardedTensorMetadata", "TensorProperties"))
 ShardMetadata = _needed("torch.distributed._shard.sharding_spec", "ShardMetadata")
+MEM_FORMAT_ENCODING = _needed("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING")
 
 # From PyTorch 2.5 on in a public module.
 DTensor = _optional("torch.distributed.tensor", "DTensor") or _needed("torch.distributed._tensor", "DTensor")

@@ -23,8 +23,8 @@ from torch.futures import Future
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
-from ._slots import read_tensors
-from ._torch_load import load, load_into
+from ._slots import dtype_of, read_tensors
+from ._torch_load import check_cast, load, load_into
 from ._torch_metadata import MARKER, has_box, has_extension, is_quantized, marker_of, metadata_of, warn_of_copies
 from ._torch_save import StorageWriter
 from ._torch_versions import ASKS_FOR_RANK, StorageMeta
@@ -33,7 +33,8 @@ __all__ = ["StorageReader", "StorageWriter", "load", "load_into"]
 
 
 class StorageReader(_StorageReader):
-    """A StorageReader for torch.distributed.checkpoint.load. path, threads, part, step, also, shards: as for tessera.open.
+    """A StorageReader for torch.distributed.checkpoint.load. path, threads, part, step, also, shards, map, inverse, lora, dequantize, canonical: as
+    for tessera.open. Quantized numbers are never cast without their scales: load them into tensors of the same dtype, or with dequantize=True.
 
     Values of Python's, numpy's and PyTorch's own types are loaded with their types. They are pickled again, so nothing in the
     checkpoint's pickles is executed. Objects that name other classes or functions are a TesseraError, unless unsafe_objects is set:
@@ -46,11 +47,13 @@ class StorageReader(_StorageReader):
 
     def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-                 verify: bool = True, _extension_registry: Any = None) -> None:
+                 map: Document | None = None, inverse: bool = False, lora: StrPath | None = None, dequantize: bool = False,
+                 canonical: bool = False, verify: bool = True, _extension_registry: Any = None) -> None:
         super().__init__()
         self._registry, self._left = _extension_registry, {}
         self.path, self.threads, self.unsafe_objects, self.verify = path, threads, unsafe_objects, verify
-        self._choices = {"part": part, "step": step, "also": also, "shards": shards}
+        self._choices = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse, "lora": lora, "dequantize": dequantize,
+                         "canonical": canonical}
         self.load_id = str(uuid.uuid4())
         self._checkpoint: Checkpoint | None = None
         self._all: Checkpoint | None = None  # the same with the metadata of all ranks
@@ -144,6 +147,13 @@ class StorageReader(_StorageReader):
         reader.storage_data = self._left
         reader.read_data(plan, planner).wait()
 
+    def _check_casts(self, targets):
+        """Refuses casts that would separate quantized numbers from their scales."""
+        for dtype in {target.dtype for *_, target in targets}:
+            cast = [entry for entry, _, target in targets if target.dtype == dtype != dtype_of(entry)]
+            if cast:
+                check_cast(self._checkpoint, cast, dtype, "tessera.torch.StorageReader(…, dequantize=True) multiplies them")
+
     def read_data(self, plan, planner):
         targets = []
         left = [item for item in plan.items if item.storage_index in self._left]
@@ -164,6 +174,7 @@ class StorageReader(_StorageReader):
             offsets = tuple(map(sum, zip(chunk, item.storage_offsets)))
             own = self._rank is None or has_box(entry, offsets, item.lengths)
             targets.append((item, own, (entry if own else self._entry_of_all(entry.name), offsets, target)))
+        self._check_casts([target for *_, target in targets])
         with self._checkpoint._session.checking(self.verify) as check:
             read_tensors(self._checkpoint._session, [target for _, own, target in targets if own], check)
         if self._all:
