@@ -26,6 +26,7 @@ import test_hf  # noqa: E402, F401
 import test_latest_step  # noqa: E402, F401
 import test_prune_run  # noqa: E402, F401
 import test_python_writer  # noqa: E402
+import test_readme  # noqa: E402, F401
 import test_request_checksums  # noqa: E402, F401
 import test_resume  # noqa: E402, F401
 import test_resume_disk  # noqa: E402, F401
