@@ -5,13 +5,16 @@ import io
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from ._checkpoint import Checkpoint
 from ._choices import state_dict, text
 from ._library import FOR_VALUES, PlannedRead, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of
+from ._torch_metadata import MARKER, marker_of
 from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties
+from .torch import StorageReader
 
 _MOST_POSITIONS = 1 << 20  # of a list in a state dict, so that a damaged path cannot take all memory
 
@@ -112,6 +115,7 @@ class _Job:
         self.device = _device_of(self.group)
         self.checkpoint = Checkpoint(self.path, **self.opening, _purpose=FOR_VALUES)
         self.entries = list(self.checkpoint.values())
+        self.reader = StorageReader(self.path, unsafe_objects=True, **self.opening) if marker_of(self.checkpoint) == MARKER else None
         mesh = (dist.get_rank(self.group), dist.get_world_size(self.group), self.is_2d)
         self.plan = self.checkpoint._session.plan_optimizer(self.key, mesh, slices)
         layout = "2-D (FSDP over tensor parallel)" if self.is_2d else "1-D"
@@ -155,7 +159,17 @@ class _Job:
     def _object(self, entry):
         if not self.unsafe_objects:
             entry._check_data("tessera.load_sharded_optimizer_state")
+        elif self.reader and not entry.is_data():
+            return self._by_pytorch(entry.name)
         return torch.load(io.BytesIO(entry.save()), map_location=self.device, weights_only=not self.unsafe_objects)
+
+    def _by_pytorch(self, name):
+        """Returns an object whose code may run, which cannot always be pickled again, as PyTorch's own reader does."""
+        planner, metadata = DefaultLoadPlanner(flatten_state_dict=False), self.reader.read_metadata()
+        planner.set_up_planner({name: None}, metadata, True)
+        self.reader.set_up_storage_reader(metadata, True)
+        self.reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+        return planner.state_dict[name]
 
     def _tensor(self, entry, offsets, sizes, requires_grad):
         """Returns a box of an entry as a new tensor. On a device it is filled here; on the CPU, `load` fills all tensors together."""
