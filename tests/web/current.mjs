@@ -10,7 +10,7 @@ import { check, test } from "../support/harness.mjs";
 import { goTo, openSample, showExports } from "./views.mjs";
 
 /** Holds back requests of this kind while `body` asks for one. `body` must lead to one. */
-async function holding(page, kind, ask, whileHeld) {
+export async function holding(page, kind, ask, whileHeld) {
   await page.evaluate((of) => {
     const post = Worker.prototype.postMessage, held = [];
     Worker.prototype.postMessage = function (message, ...rest) {

@@ -6,6 +6,7 @@ import os from "node:os";
 import path from "node:path";
 import { PATIENCE, pick, rowsOf, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
+import { holding } from "./current.mjs";
 import { goTo, openSample, showFields } from "./views.mjs";
 
 const title = (page) => page.locator(".top h1").textContent();
@@ -119,7 +120,7 @@ async function testOpenings(page, url) {
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).first().click();
     await pages.waits();
     await page.locator(".samples button", { hasText: "dcp_hsdp" }).first().click();
-    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
     pages.release();
     await page.waitForLoadState("networkidle");
     check(/B\s*dcp_hsdp/.test(await page.locator("section[aria-label=Comparison]").textContent()), "B is another");
@@ -162,7 +163,7 @@ async function testEnding(page, url) {
     await beginCheck(page, site);
     await goTo(page, "Contents");
     await page.getByLabel("Filter").fill("weight");
-    await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
     await home(page);
     check(await page.locator(".job").count() === 0, "the check goes on");
     site.release();
@@ -172,7 +173,7 @@ async function testEnding(page, url) {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
-    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
     await page.evaluate(() => {
       const click = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent.startsWith(text)).click();
       click("Values");
@@ -182,7 +183,7 @@ async function testEnding(page, url) {
     });
     await page.locator(".samples button", { hasText: "dcp_hsdp" }).click();
     await page.getByRole("button", { name: /^Values/ }).click();
-    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
     check(/B\s*dcp_hsdp/.test(await page.locator("section[aria-label=Comparison]").textContent()), "B is another");
     check(await page.locator(".trouble").count() === 0, "an error is shown");
   });
@@ -242,7 +243,7 @@ async function testTyping(page, url) {
         input.dispatchEvent(new Event("input", { bubbles: true }));
       }
     }, typed);
-    await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
     const last = await rowsOf(page);
     check(last.length > 0 && last.some((r) => /bias/.test(r)) && !last.some((r) => /^\S*weight/.test(r)), last.join("\n"));
   });
@@ -298,17 +299,24 @@ async function testReplacing(page, url, context) {
 async function chooseHeld(page, button, name) {
   await page.evaluate(() => {
     const { text } = Blob.prototype, released = new Promise((resolve) => { globalThis.releaseFile = resolve; });
-    Blob.prototype.text = async function () { Blob.prototype.text = text; await released; return text.call(this); };
+    globalThis.isRead = false;
+    Blob.prototype.text = async function () {
+      Blob.prototype.text = text;
+      await released;
+      const read = await text.call(this);
+      setTimeout(() => { globalThis.isRead = true; }); // after everything that follows from the text
+      return read;
+    };
   });
   const [chooser] = await Promise.all([page.waitForEvent("filechooser"), page.getByRole("button", { name: button }).click()]);
   await chooser.setFiles({ name, mimeType: "application/json", buffer: Buffer.from("{}") });
   return async () => {
     await page.evaluate(() => globalThis.releaseFile());
-    await page.getByRole("button", { name, exact: true }).waitFor();
+    await page.waitForFunction(() => globalThis.isRead);
   };
 }
 
-/** What is chosen while a file is read stays chosen once the file is there. */
+/** What is chosen while a file is read stays chosen once the file is there, and what the file would replace then is not replaced. */
 async function testChoosing(page) {
   const map = page.locator("[role=group][aria-label=Map]"), inAdvanced = page.locator(".advanced");
   const CASES = [
@@ -324,9 +332,157 @@ async function testChoosing(page) {
       const release = await chooseHeld(page, `Choose ${what}…`, "chosen.json");
       await (value === true ? field.check() : field.selectOption(value));
       await release();
+      await page.getByRole("button", { name: "chosen.json", exact: true }).waitFor();
       check(value === true ? await field.isChecked() : await field.inputValue() === value, `${value} was lost`);
     });
   }
+}
+
+/** Drops files and directories in the middle of the page. */
+async function dropperOf(page, context) {
+  const session = await context.newCDPSession(page);
+  return async (...files) => {
+    for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 640, y: 500, data: { items: [], files, dragOperationsMask: 1 } });
+  };
+}
+
+/** Another checkpoint replaces the open one while something is awaited: what is awaited does not reach it. */
+async function testNext(page, url, drop, broken) {
+  const next = async () => {
+    await drop(path.join(samples, "torch_train_state"));
+    await page.locator(".top h1", { hasText: "torch_train_state" }).waitFor();
+  };
+  await test("the overview of a checkpoint that replaced another one is read, although the other one's never came", async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await page.evaluate(() => {
+      const post = Worker.prototype.postMessage;
+      Worker.prototype.postMessage = function (message, ...rest) {
+        if (message.kind !== "about") return post.call(this, message, ...rest);
+        Worker.prototype.postMessage = post;
+        return void (globalThis.isLost = true);
+      };
+    });
+    await page.locator(".samples button", { hasText: "dcp_fsdp2" }).first().click();
+    await page.waitForFunction(() => globalThis.isLost);
+    await next();
+    await page.locator("section[aria-label='Largest tensors'] li").first().waitFor();
+  });
+  await test("an error of the dialog that asks where to write is not said of the next checkpoint", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await page.evaluate(() => { globalThis.showDirectoryPicker = globalThis.showSaveFilePicker = () => new Promise((_, reject) => { globalThis.refuse = () => reject(new DOMException("it was refused", "NotAllowedError")); }); });
+    await goTo(page, "Convert…");
+    await page.getByRole("button", { name: "Save…", exact: true }).click();
+    await page.waitForFunction(() => globalThis.refuse);
+    await next();
+    await page.evaluate(() => globalThis.refuse());
+    await page.locator("section[aria-label=Save] table").waitFor();
+    check(await page.locator(".trouble").count() === 0, await page.locator(".trouble").allTextContents().then(String));
+  });
+  await test("an entry that was searched for as the checkpoint closed, and a group that was opened, are no errors", async () => {
+    for (const selector of ["section[aria-label='Largest tensors'] button", ".twist:not(.none)"]) {
+      await openSample(page, "dcp_fsdp2");
+      await page.locator(selector).first().waitFor();
+      await page.evaluate((what) => { document.querySelector(what).click(); document.querySelector(".brand").click(); }, selector);
+      await page.locator(".samples button").first().waitFor();
+    }
+    check(broken.length === 0 && await page.locator(".trouble").count() === 0, broken.join("; "));
+  });
+  await test("a map file that is read when another checkpoint is open is not that one's map", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Names");
+    const release = await chooseHeld(page, "Choose the map file…", "late.json");
+    await next();
+    await release();
+    check(await page.getByRole("button", { name: "Choose the map file…" }).count() === 1, "it is");
+  });
+}
+
+/** Of two requests for the same place, the later one is shown. */
+async function testLatest(page) {
+  const heading = page.locator("aside h2"), row = (name) => page.locator(".window .row", { has: page.locator(".text", { hasText: new RegExp(`^${name}$`) }) }).first();
+  await test("an entry that is found late does not replace the one that was chosen in the meantime", async () => {
+    await openSample(page, "dcp_tp_fsdp2");
+    const link = page.locator("section[aria-label='Largest tensors'] button").first(), name = await link.textContent();
+    await holding(page, "reveal", () => link.click(), async () => {
+      await row("emb.weight").click();
+      await heading.filter({ hasText: "emb.weight" }).waitFor();
+    });
+    await page.getByLabel("Filter").fill("weight");
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor(); // answered after what was held
+    check((await heading.textContent()).endsWith("emb.weight") && !name.endsWith("emb.weight"), `${await heading.textContent()} is shown`);
+  });
+  await test("the error of a slice is not shown with the values of a later one", async () => {
+    const field = page.getByLabel("Slice", { exact: true }), show = page.getByRole("button", { name: "Show values" });
+    await page.locator("aside table.values").waitFor();
+    await holding(page, "slice", async () => { await field.fill("7777"); await show.click(); }, async () => { await field.fill("0:1,:"); await show.click(); });
+    await show.waitFor({ state: "detached" });
+    check(await page.locator("aside .trouble").count() === 0, await page.locator("aside .trouble").allTextContents().then(String));
+  });
+  await test("a map that is chosen while a file is read is not replaced by the file", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Names");
+    const map = page.locator("[role=group][aria-label=Map] select"), release = await chooseHeld(page, "Choose the map file…", "late.json");
+    await map.selectOption("torchtitan-llama3");
+    await release();
+    check(await map.inputValue() === "torchtitan-llama3", await map.inputValue());
+  });
+  await test("canonical names are not those of the map before", async () => {
+    await chooseMap(page, "");
+    await page.locator("[aria-label=Names] > [role=status]").waitFor();
+    check(await shownAfter(page, "torchtitan-llama3", "[aria-label=Names] > [role=status]") === 0, "they are shown as the new map's");
+  });
+}
+
+const chooseMap = (page, name) => page.locator("[role=group][aria-label=Map] select").selectOption(name);
+
+/** Chooses a map, and counts the elements that match in the same task, before anything can be awaited. */
+const shownAfter = (page, name, selector) => page.evaluate(async ([map, what]) => {
+  const select = document.querySelector("[role=group][aria-label=Map] select");
+  select.value = map;
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+  for (let i = 0; i < 20; i++) await null; // the page draws in microtasks
+  return document.querySelectorAll(what).length;
+}, [name, selector]);
+
+async function testComparisons(page) {
+  const comparison = page.locator("section[aria-label=Comparison]"), verdict = (text) => comparison.locator(".current[aria-busy=false] .verdict-line", { hasText: text }).waitFor(), choose = (name) => page.locator(".samples button", { hasText: name }).first().click();
+  const button = (name) => page.getByRole("button", { name });
+  await test("values that are wanted before the first differences are there are compared, whatever else is switched on", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await goTo(page, "Compare");
+    await holding(page, "diff", () => choose("dcp_hsdp"), async () => {
+      await button(/^Values/).click();
+      await button("Sharding").click();
+    });
+    await verdict("values included");
+  });
+  await test("the differences are not stated of a map that was only just chosen", async () => {
+    await button("Map of A").click();
+    await page.locator("[role=group][aria-label=Map] option", { hasText: "llama" }).first().waitFor({ state: "attached" });
+    check(await shownAfter(page, "torchtitan-llama3", ".current[aria-busy=false] .verdict-line") === 0, "they are");
+    await chooseMap(page, "");
+    await verdict("values included");
+  });
+  await test("an entry that is being read is not said to be missing in B", async () => {
+    await holding(page, "entryOfB", () => page.locator(".window .row:not(.group)").first().click(), async () => {
+      await page.getByRole("region", { name: "B of the comparison" }).getByText("Reading …").waitFor();
+    });
+    await page.getByRole("region", { name: "B of the comparison" }).locator("dl").first().waitFor();
+    await page.getByRole("button", { name: "Close entry" }).click();
+  });
+  await test("a checkpoint that is added as B is replaced is not a column of the next comparison", async () => {
+    await button("Layer by layer").click();
+    await button("Add a checkpoint").click();
+    await holding(page, "open", () => choose("dcp_tp_fsdp2"), async () => {
+      await button("Another B").click();
+      await choose("dcp_hsdp");
+    });
+    await verdict("values not compared yet");
+    await page.locator(".job").waitFor({ state: "detached" });
+    if (!await page.locator("ul[aria-label=Columns]").count()) await button("Layer by layer").click();
+    check(await page.locator("ul[aria-label=Columns] li").count() === 2, (await page.locator("ul[aria-label=Columns] li").allTextContents()).join());
+  });
 }
 
 export async function testRaces({ page, url, context, broken }) {
@@ -336,6 +492,9 @@ export async function testRaces({ page, url, context, broken }) {
   await testTrouble(page, url);
   await testTyping(page, url);
   await testChoosing(page);
+  await testLatest(page);
+  await testComparisons(page);
+  await testNext(page, url, await dropperOf(page, context), broken);
   await testReplacing(page, url, context);
   await test("no race breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }

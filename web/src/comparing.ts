@@ -3,7 +3,7 @@
 import { onlyOne, type Prepare } from "./collect";
 import { OWN_ORDER } from "./entry_tree";
 import { mapOfFit, type Fit } from "./fit";
-import { mapOptionsOf } from "./map_choice";
+import { mapOptionsOf, type MapChoice } from "./map_choice";
 import { openWhole, sizeOf, type Model } from "./model";
 import type { Diff, DiffOptions, Measured, Opening, Tolerance, Trouble } from "./protocol";
 import { Series } from "./series";
@@ -33,6 +33,8 @@ export interface Comparison {
   diff: Diff | undefined;
   /** Whether the differences that are shown are of the names, the sharding and the tolerance that are asked for now. */
   isCurrent: boolean;
+  /** The choice of a map that `map` follows. */
+  choice: MapChoice;
   /** Why the map does not fit A. */
   trouble: Trouble | undefined;
 }
@@ -58,11 +60,16 @@ export class Comparing {
   #asked = 0;
   /** The number of times that comparing values was ended. What was ended hears of it later, maybe when it has begun anew. */
   #ended = 0;
+  /** That number when the latest comparison of values began. */
+  #begun = -1;
 
   /** More checkpoints, next to A and B. */
-  readonly series: Series;
+  series: Series;
 
   constructor(private readonly model: Model) { this.series = new Series(model); }
+
+  /** Whether the differences that are shown are of what is asked for now, also of the map that is chosen. */
+  get isCurrent(): boolean { return this.comparison?.isCurrent === true && this.comparison.choice === this.model.mapChoice; }
 
   get bytes(): number { return sizeOf(this.model.opening) + sizeOf(this.comparison?.opening); }
 
@@ -77,24 +84,28 @@ export class Comparing {
       return openWhole(client, "b", other, signal);
     }, (t) => { if (!signal.aborted) model.hear(t); });
     if (!opened || signal.aborted) return;
-    await this.#start({ title: opened.opening.title, ...opened, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, isCurrent: false, trouble: undefined });
+    await this.#start({ title: opened.opening.title, ...opened, map: mapOptionsOf(model.mapChoice), choice: model.mapChoice, fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, isCurrent: false, trouble: undefined });
   }
 
   /** Compares again if another map has been chosen for A. */
   async remap(): Promise<void> {
-    const { comparison, model } = this, isChosen = model.mapChoice.name !== "", fit = isChosen ? AS_IT_IS : comparison?.fit ?? AS_IT_IS;
-    const map = isChosen ? mapOptionsOf(model.mapChoice) : mapOfFit(fit);
-    if (!comparison || JSON.stringify(map) === JSON.stringify(comparison.map)) return;
+    const { comparison, model } = this, { mapChoice: choice } = model, isChosen = choice.name !== "", fit = isChosen ? AS_IT_IS : comparison?.fit ?? AS_IT_IS;
+    const map = isChosen ? mapOptionsOf(choice) : mapOfFit(fit);
+    if (!comparison) return;
+    if (JSON.stringify(map) === JSON.stringify(comparison.map)) {
+      comparison.choice = choice;
+      return model.changed();
+    }
     this.#endValues();
     if (model.selected?.compared) model.deselect(); // The numbers of entries are others now.
-    await this.#start({ ...comparison, map, fit, valueDiff: undefined, measured: undefined, diff: undefined, isCurrent: false, trouble: undefined });
+    await this.#start({ ...comparison, map, choice, fit, valueDiff: undefined, measured: undefined, diff: undefined, isCurrent: false, trouble: undefined });
   }
 
   /** Makes A's names or dtypes those of B, or leaves them again. */
   async setFit(fit: Fit): Promise<void> {
     const { comparison } = this;
     if (!comparison) return;
-    this.comparison = { ...comparison, fit };
+    comparison.fit = fit;
     await this.remap();
   }
 
@@ -134,7 +145,7 @@ export class Comparing {
       comparison.valueDiff = comparison.measured = undefined; // Other names are matched, or values are no longer wanted.
     }
     this.model.changed();
-    await (what === "layout" ? this.#update() : this.#compare(comparison));
+    await this.#compare(comparison);
   }
 
   /** Compares what is cheap, and then values if they are wanted and nothing has ended or begun that in the meantime. */
@@ -156,11 +167,11 @@ export class Comparing {
     model.changed();
   }
 
-  /** Compares values if they are wanted, and if the map fits. */
+  /** Compares values if they are wanted, if the map fits, and if that has not begun yet. */
   async #startValues(comparison: Comparison): Promise<void> {
-    if (!comparison.values || !comparison.diff) return;
     const { model } = this, { opening } = model, { canonical, map, tolerance } = comparison, ended = this.#ended;
-    if (!opening) return;
+    if (!opening || !comparison.values || !comparison.diff || this.#begun === ended) return;
+    this.#begun = ended;
     const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, map, ...tolerance, openings: [opening, comparison.opening] }), this.#hearer(comparison));
     if (this.comparison !== comparison || this.#ended !== ended) return;
     if (values) comparison.valueDiff = values;
@@ -211,7 +222,8 @@ export class Comparing {
     this.#ending.abort(CANCELLED);
     this.#ending = new AbortController();
     this.#asked++;
-    this.series.reset();
+    this.series.end();
+    this.series = new Series(this.model);
     this.comparison = undefined;
   }
 }

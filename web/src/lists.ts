@@ -106,7 +106,20 @@ export class Lists {
   }
 
   act(outline: OutlineName, node: number, act: Act): Promise<void> {
-    return this.track(outline, this.client().call("act", { outline, node, act }).then((count) => this.renew(outline, count)));
+    return this.track(outline, this.#act(outline, node, act));
+  }
+
+  /** What arrives for a list that has been replaced is dropped, also the error of a worker that was ended. */
+  async #act(outline: OutlineName, node: number, act: Act): Promise<void> {
+    const listing = this.#of[outline], isThere = () => this.#of[outline] === listing;
+    try {
+      const count = await this.client().call("act", { outline, node, act });
+      if (isThere()) await this.renew(outline, count);
+    } catch (e) {
+      const trouble = troubleOf(e);
+      if (isThere() && trouble.status !== "cancelled") listing.trouble = trouble;
+      this.changed();
+    }
   }
 
   setCursor(outline: OutlineName, index: number): void {
@@ -151,7 +164,8 @@ export class Lists {
       listing.kept = filter.trim() ? arranged.kept : undefined;
       listing.totals = arranged.totals;
     } catch (e) {
-      if (isLast()) listing.trouble = troubleOf(e);
+      const trouble = troubleOf(e);
+      if (isLast() && trouble.status !== "cancelled") listing.trouble = trouble;
     }
     if (isLast()) listing.isArranging = false;
     this.changed();

@@ -18,22 +18,29 @@ export class LoadCheck {
   isChecking = false;
   #expected: Expectation | undefined;
   #asked = 0;
+  /** Ends the search for what would load it. */
+  #ending = new AbortController();
 
   constructor(private readonly model: Model) {}
 
-  reset(): void {
-    this.#asked++;
+  #begin(): number {
+    this.#ending.abort();
+    this.#ending = new AbortController();
     this.title = this.#expected = this.result = this.trouble = undefined;
+    return ++this.#asked;
+  }
+
+  reset(): void {
+    this.#begin();
     this.prefix = "";
     this.allowsExtra = this.isChecking = false;
   }
 
   /** Checks against what was dropped or picked: one JSON document, or the files of a checkpoint. */
   async against(prepare: Prepare): Promise<void> {
-    const { model } = this, asked = ++this.#asked;
-    this.title = this.#expected = this.result = this.trouble = undefined;
+    const { model } = this, asked = this.#begin(), { signal } = this.#ending;
     const expected = await model.run("Opening what would load it", undefined, async (tell): Promise<[string, Expectation]> => {
-      const opening = onlyOne(await prepare(new AbortController().signal, tell));
+      const opening = onlyOne(await prepare(signal, tell));
       const [only] = opening.files;
       const isDocument = only && opening.files.length === 1 && "file" in only && only.name.endsWith(".json") && only.size <= MOST_DOCUMENT;
       return [opening.title, isDocument ? { text: await only.file.text() } : { opening }];

@@ -15,16 +15,16 @@ const model = new Model();
  *  to the page that may. */
 async function openLink(): Promise<void> {
   const { url: named, entry, tab } = linkOf(location.search), shown = entryOf(location.hash);
-  const url = named === undefined ? undefined : wholeUrl(named), showEntry = async () => { if (model.opened && shown !== undefined) await model.reveal(shown); };
+  const url = named === undefined ? undefined : wholeUrl(named), showEntry = async () => { if (shown !== undefined) await model.reveal(shown); };
   if (url === undefined && isServed()) return model.openServed(openingServed);
   if (url === undefined) return viewOf(location.hash) === "start" ? undefined : reopen(model, showEntry); // the address of a reload names a view
   if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
-  await model.open(async (signal, tell) => {
+  const isOpen = await model.open(async (signal, tell) => {
     const { openingOfRemote, resolveUrl } = await import("./remote");
     return { ...await openingOfRemote(await resolveUrl(url, signal), signal, tell), link: url };
   });
-  if (model.opened && tab) location.hash = hashOf(tab, undefined);
-  if (model.opened && (entry ?? shown) !== undefined) await model.reveal(entry ?? shown ?? "");
+  if (isOpen && tab) location.hash = hashOf(tab, undefined);
+  if (isOpen && (entry ?? shown) !== undefined) await model.reveal(entry ?? shown ?? "");
 }
 
 let wasOpen = false;

@@ -54,8 +54,7 @@ export interface Selected {
 
 /** The canonical names, or why a map does not fit. */
 interface Naming {
-  /** The map, as text. */
-  readonly of: string;
+  readonly of: MapChoice;
   names: FqnDocument | undefined;
   trouble: Trouble | undefined;
 }
@@ -107,12 +106,16 @@ export class Model {
   readonly lists = new Lists(() => this.#client, () => this.changed());
   readonly comparing = new Comparing(this);
   readonly loadCheck = new LoadCheck(this);
-  readonly converting = new Saving(this, "Converting");
-  readonly resharding = new Saving(this, "Resharding");
-  readonly optimizerSaving = new Saving(this, "Writing optimizer state");
+  converting = new Saving(this, "Converting");
+  resharding = new Saving(this, "Resharding");
+  optimizerSaving = new Saving(this, "Writing optimizer state");
   #aside = new Map<string, Client[]>();
   #attempt: Attempt | undefined;
   #plans = 0;
+  /** The number of slices that were asked for, and of times that an entry was chosen or searched for. What arrives for an earlier one
+   *  is dropped. */
+  #slices = 0;
+  #choices = 0;
   /** Whether statistics were asked for, so that the next entry shows them, too. */
   #wantsTally = false;
   #listeners = new Set<() => void>();
@@ -214,8 +217,8 @@ export class Model {
   /* ---- opening ---- */
 
   /** A checkpoint that is open stays open until the other one can be shown. `handles` are what it is opened from, to be
-   *  remembered. */
-  async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
+   *  remembered. Returns whether it is open now: it may have failed, or another one may have taken its place. */
+  async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<boolean> {
     const attempt = this.#begin(), { client, ending: { signal } } = attempt, isNext = this.opened !== undefined;
     let tried: Opening | undefined;
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
@@ -237,20 +240,23 @@ export class Model {
       this.failed = tried;
       this.hear(/ JSON document/.test(trouble.message) ? { ...trouble, message: trouble.message + DOCUMENT } : trouble);
     });
-    if (isNext && this.#attempt !== attempt) return;
+    if (isNext && this.#attempt !== attempt) return false;
     if (isNext && found) this.close(attempt);
     else if (isNext) this.#endAttempt();
-    if (!found) return;
+    if (!found) return false;
     const [opening, opened, others] = found;
     this.#take(opening, opened);
     if (others.length) void this.#compareWith(others);
+    return true;
   }
 
   /** Shows the comparison of the open checkpoint with another one; more of them are columns of the series. */
   async #compareWith([first, ...more]: readonly Opening[]): Promise<void> {
     location.hash = "compare";
-    if (first) await this.comparing.with(async () => first);
-    for (const one of more) await this.comparing.series.add(async () => one);
+    if (!first) return;
+    const opened = this.comparing.with(async () => first), { series } = this.comparing;
+    await opened;
+    for (const one of more) if (this.comparing.series === series) await series.add(async () => one);
   }
 
   /** Starts another worker if a checkpoint is open. */
@@ -295,7 +301,7 @@ export class Model {
   }
 
   offerAgain(again: Again): void {
-    if (!this.opening) this.again = again;
+    this.again = again;
     this.changed();
   }
 
@@ -333,10 +339,12 @@ export class Model {
     this.mapChoice = NO_MAP;
     this.parts = this.convertForm = this.weights = undefined;
     this.loadCheck.reset();
-    this.converting.reset();
-    this.resharding.reset();
-    this.optimizerSaving.reset();
+    // What a dialog or a cancelled job still reports is of the checkpoint that was closed, and stays in its own object.
+    this.converting = new Saving(this, "Converting");
+    this.resharding = new Saving(this, "Resharding");
+    this.optimizerSaving = new Saving(this, "Writing optimizer state");
     this.isDeep = false;
+    this.#choices++;
     this.changed();
   }
 
@@ -349,6 +357,7 @@ export class Model {
   /* ---- one entry ---- */
 
   async choose(entry: number, fqn: string, compared?: Compared): Promise<void> {
+    this.#choices++;
     const map = compared && this.comparing.comparison?.map || {}, selected = unread(entry, fqn, compared, map);
     this.selected = selected;
     this.changed();
@@ -379,6 +388,7 @@ export class Model {
 
   /** Chooses an entry that only B has. */
   chooseOther(entry: number, fqn: string, compared: Compared | undefined): void {
+    this.#choices++;
     this.selected = unread(entry, fqn, compared);
     this.changed();
   }
@@ -388,37 +398,37 @@ export class Model {
     this.changed();
   }
 
-  /** Goes to an entry by its name, and clears a filter that hides it. */
+  /** Goes to an entry by its name, and clears a filter that hides it, unless another one is chosen or the checkpoint is closed in the
+   *  meantime. */
   reveal(fqn: string): Promise<void> {
-    return this.lists.track("all", this.#reveal(fqn));
+    return this.lists.track("all", this.#reveal(fqn, ++this.#choices));
   }
 
-  async #reveal(fqn: string): Promise<void> {
-    let found = await this.#client.call("reveal", { outline: "all", fqn });
-    if (!found) {
+  async #reveal(fqn: string, asked: number): Promise<void> {
+    const isLatest = () => this.#choices === asked, find = () => this.run("Looking for the entry", undefined, () => this.#client.call("reveal", { outline: "all", fqn }), this.hear);
+    let found = await find();
+    if (found === null && isLatest()) {
       await this.lists.filter("all", "");
-      found = await this.#client.call("reveal", { outline: "all", fqn });
+      if (isLatest()) found = await find();
     }
-    if (!found) {
-      this.hear({ message: `there is no entry named '${fqn}'`, status: "page" });
-      this.changed();
-      return;
-    }
-    await this.lists.renew("all", found.rows, found.row);
-    await this.choose(found.entry, fqn);
+    if (!isLatest()) return;
+    if (found === null) this.hear({ message: `there is no entry named '${fqn}'`, status: "page" });
+    if (found) await this.lists.renew("all", found.rows, found.row);
+    if (found && isLatest()) await this.choose(found.entry, fqn);
+    this.changed();
   }
 
   /** Errors of what was not asked for are not shown. */
   async readSlice(slice: string, isAsked = true): Promise<void> {
     const { selected } = this;
     if (!selected || !isDense(selected.detail)) return;
-    const { fqn, detail: { shape } } = selected, count = elementsOfSlice(slice, shape);
+    const { fqn, detail: { shape } } = selected, count = elementsOfSlice(slice, shape), asked = ++this.#slices;
     selected.valuesTrouble = count === undefined || count <= MOST_SLICE ? undefined
       : { message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" };
     this.changed();
     if (selected.valuesTrouble) return;
-    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: slice.trim() || undefined, map: selected.map }), (t) => { if (isAsked) selected.valuesTrouble = t; });
-    if (elements) { selected.elements = elements; selected.slice = slice; }
+    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: slice.trim() || undefined, map: selected.map }), (t) => { if (isAsked && this.#slices === asked) selected.valuesTrouble = t; });
+    if (elements && this.#slices === asked) { selected.elements = elements; selected.slice = slice; }
     this.changed();
   }
 
@@ -457,10 +467,12 @@ export class Model {
 
   /** Loads what the overview shows besides the totals. */
   async loadOverview(): Promise<void> {
+    const { opened } = this;
     const [about, metadata] = await Promise.all([
       this.run("Reading the names", undefined, () => this.#client.call("about", { count: MOST_LARGEST }), this.hear),
       this.run("Reading file metadata", undefined, () => this.#client.call("fileMetadata", {}), this.hear),
     ]);
+    if (this.opened !== opened) return;
     this.about = about ?? null;
     this.fileMetadata = metadata ?? [];
     this.changed();
@@ -468,12 +480,14 @@ export class Model {
 
   async loadParts(): Promise<void> {
     if (this.parts || WHOLE.has(this.opened?.overview.format ?? "")) return;
-    this.parts = await this.run("Looking for parts", undefined, () => this.#client.call("parts", {}), this.hear);
+    const parts = await this.run("Looking for parts", undefined, () => this.#client.call("parts", {}), this.hear);
+    if (parts) this.parts = parts;
     this.changed();
   }
 
   async loadWeights(): Promise<void> {
-    this.weights ??= await this.run("Looking for the weights", undefined, () => this.#client.call("weights", {}), this.hear);
+    const weights = this.weights ?? await this.run("Looking for the weights", undefined, () => this.#client.call("weights", {}), this.hear);
+    if (weights) this.weights = weights;
     this.changed();
   }
 

@@ -27,19 +27,20 @@ function kept(): Kept | undefined {
   }
 }
 
-/** If the browser lets the page read it, opens it, and otherwise offers that. `then` follows. */
+/** If the browser lets the page read it, opens it, and otherwise offers that, unless something else is opened first. `then` follows. */
 export async function reopen(model: Model, then: () => Promise<void>): Promise<void> {
-  const last = kept();
+  const last = kept(), { client } = model; // another one answers as soon as something is being opened
   if (!last) return;
   const { isPermitted, openingOfRecent, recents } = await import("./recent"), recent = (await recents().catch(() => [])).find(({ id }) => id === last.recent);
-  if (!recent || model.opening) return;
+  const mayRead = recent !== undefined && await isPermitted(recent);
+  if (!recent || model.client !== client) return;
   const open = async () => {
-    await model.open(async () => {
+    const isOpen = await model.open(async () => {
       const found = await openingOfRecent(recent), { title, ...how } = last;
       return { ...("options" in found ? found.options.find((o) => o.title === title) ?? onlyOne(found) : found), ...how };
     });
-    await then();
+    if (isOpen) await then();
   };
-  if (await isPermitted(recent)) return open();
+  if (mayRead) return open();
   model.offerAgain({ title: last.title, open });
 }

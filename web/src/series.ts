@@ -14,6 +14,8 @@ export class Series {
   /** A and B; their statistics are kept until another one is compared. */
   #pair: readonly Column[] = [];
   trouble: Trouble | undefined;
+  isReading = false;
+  #ending = new AbortController();
 
   constructor(private readonly model: Model) {}
 
@@ -26,10 +28,11 @@ export class Series {
   get unread(): readonly Column[] { return this.columns.filter((c) => !c.statistics && c.absent.length === 0); }
 
   async add(prepare: Prepare): Promise<void> {
-    const { model } = this, ending = new AbortController();
+    const { model } = this, ending = new AbortController(), { signal } = ending;
+    this.#ending.signal.addEventListener("abort", () => ending.abort(), { signal });
     this.trouble = undefined;
-    const found = await model.run("Opening another", () => ending.abort(), async (tell) => model.whole(onlyOne(await prepare(ending.signal, tell)), ending.signal), (t) => { this.trouble = t; });
-    if (found && !ending.signal.aborted) this.more = [...this.more, found];
+    const found = await model.run("Opening another", () => ending.abort(), async (tell) => model.whole(onlyOne(await prepare(signal, tell)), signal), (t) => { if (!signal.aborted) this.trouble = t; });
+    if (found && !signal.aborted) this.more = [...this.more, found];
     model.changed();
   }
 
@@ -37,8 +40,6 @@ export class Series {
     this.more = this.more.filter((c) => c !== column);
     this.model.changed();
   }
-
-  isReading = false;
 
   async read(): Promise<void> {
     if (this.isReading) return;
@@ -59,10 +60,9 @@ export class Series {
     }
   }
 
-  reset(): void {
-    this.more = [];
-    this.#pair = [];
-    this.trouble = undefined;
+  /** Ends all work. What it still reports stays in this object, and another comparison has its own series. */
+  end(): void {
+    this.#ending.abort();
     this.model.endAside(READING);
   }
 }

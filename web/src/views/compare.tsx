@@ -99,7 +99,7 @@ function Heading({ comparison, isSeries, setSeries }: { comparison: Comparison; 
       <More label="Export">
         {command && <CopyCommand command={command} result="diff" />}
         {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
-        {comparison.diff && <button type="button" class="ghost" aria-disabled={!comparison.isCurrent} onClick={() => { if (comparison.isCurrent) saveText("diff.json", JSON.stringify(comparison.diff, null, 1)); }}>Export JSON</button>}
+        {comparison.diff && <button type="button" class="ghost" aria-disabled={!comparing.isCurrent} onClick={() => { if (comparing.isCurrent) saveText("diff.json", JSON.stringify(comparison.diff, null, 1)); }}>Export JSON</button>}
       </More>
     </div>
   );
@@ -137,16 +137,16 @@ function MetadataDiff({ metadata: { added, removed, changed } }: Diff): JSX.Elem
 }
 
 export function Compare(): JSX.Element {
-  const model = useModel(), { comparison, series } = model.comparing, [chosen, setSeries] = useState<boolean>(), isSeries = chosen ?? series.more.length > 0;
+  const model = useModel(), { comparison, series, isCurrent } = model.comparing, [chosen, setSeries] = useState<boolean>(), isSeries = chosen ?? series.more.length > 0;
   useEffect(() => { void model.comparing.remap(); }, [model.mapChoice]);
   if (!comparison) return <section class="view" aria-label="Compare"><h2>Compare</h2><p class="quiet">Compare {visible(model.opening?.title ?? "")} with another checkpoint, of any format and sharding.</p><Opener about="the other checkpoint" open={(prepare) => void model.comparing.with(prepare)} /></section>;
   const { diff } = comparison;
   return (
-    <section class="list" aria-label="Comparison" aria-busy={!comparison.isCurrent}>
+    <section class="list" aria-label="Comparison" aria-busy={!isCurrent}>
       <div class="compared">
         <Heading comparison={comparison} isSeries={isSeries} setSeries={setSeries} />
         <Toggles comparison={comparison} />
-        <Current isCurrent={comparison.isCurrent} waiting="Comparing">
+        <Current isCurrent={isCurrent} waiting="Comparing">
           {diff && <>
             <p role="status" class="verdict-line">{verdictOf(diff, comparison.tolerance)}.</p>
             <p class="quiet sums">{sumsText(diff)}.</p>

@@ -4,6 +4,7 @@ import { useRef, useState } from "preact/hooks";
 import type { Trouble } from "../protocol";
 import { visible } from "../text";
 import { troubleOf } from "../trouble";
+import { useModel } from "./hooks";
 import { TroubleBox } from "./parts";
 
 export interface NamedText { readonly name: string; readonly text: string }
@@ -20,10 +21,28 @@ async function documentIn(file: File): Promise<NamedText> {
   throw new Error(`'${file.name}' is not a JSON object`);
 }
 
-/** What the file replaces may have changed by the time that it has been read: `set` starts from what is chosen then. */
-export function JsonFile({ name, what, about, set }: { name: string | undefined; what: string; about: string; set: (file: NamedText | undefined) => void }): JSX.Element {
-  const input = useRef<HTMLInputElement>(null), [trouble, setTrouble] = useState<Trouble>();
-  const take = (file: File) => documentIn(file).then((document) => { setTrouble(undefined); set(document); }, (e: unknown) => setTrouble(troubleOf(e)));
+interface JsonFileProps {
+  readonly name: string | undefined;
+  /** What the file would replace, if that may be something other than a file. */
+  readonly chosen?: string | undefined;
+  readonly what: string;
+  readonly about: string;
+  /** Other fields may have changed by the time that the file has been read: this starts from what is chosen then. */
+  readonly set: (file: NamedText | undefined) => void;
+}
+
+/** A file is dropped if, while it was read, another one or something else was chosen in its place, or another checkpoint was opened. */
+export function JsonFile({ name, chosen = name, what, about, set }: JsonFileProps): JSX.Element {
+  const model = useModel(), input = useRef<HTMLInputElement>(null), [trouble, setTrouble] = useState<Trouble>(), latest = useRef<{ chosen: string | undefined; file?: File }>({ chosen });
+  latest.current.chosen = chosen;
+  const take = async (file: File) => {
+    const { opening } = model, isWanted = () => latest.current.file === file && latest.current.chosen === chosen && model.opening === opening;
+    latest.current.file = file;
+    const found = await documentIn(file).catch(troubleOf);
+    if (!isWanted()) return;
+    setTrouble("text" in found ? undefined : found);
+    if ("text" in found) set(found);
+  };
   return (
     <>
       <p class="buttons">

@@ -28,7 +28,7 @@ export function FilterLine({ outline, chips, placeholder }: { outline: OutlineNa
         onInput={(e) => void model.lists.filter(outline, e.currentTarget.value)} />
       <div class="chip-line" role="group" aria-label="Show only">
         {chips.map(({ term, label }) => <button key={term} type="button" class="chip" aria-pressed={terms.includes(term)} onClick={() => void model.lists.filter(outline, toggled(listing.filter, term))}>{label}</button>)}
-        <span class="quiet" role="status">{listing.trouble ? <span class="bad">{listing.trouble.message}</span> : <span class={listing.isArranging ? "older" : ""}>{totalsText(outline, model)}</span>}</span>
+        <span class="quiet" role="status" aria-busy={listing.isArranging}>{listing.trouble ? <span class="bad">{listing.trouble.message}</span> : <span class={listing.isArranging ? "older" : ""}>{totalsText(outline, model)}</span>}</span>
       </div>
     </div>
   );

@@ -11,7 +11,8 @@ import { TroubleBox } from "./parts";
 
 /** Loads the names of the built-in maps. */
 async function loadMaps(model: Model, hear: (trouble: Trouble) => void): Promise<void> {
-  model.maps ??= await model.run("Looking for maps", undefined, () => model.client.call("maps", {}), hear);
+  const maps = model.maps ?? await model.run("Looking for maps", undefined, () => model.client.call("maps", {}), hear);
+  if (maps) model.maps = maps;
   model.changed();
 }
 
@@ -31,7 +32,7 @@ export function MapFields({ label = "Names and layouts become" }: { label?: stri
         {choice.name && <label class="check"><input type="checkbox" checked={choice.inverse} onChange={(e) => set({ ...choice, inverse: e.currentTarget.checked })} /> Apply the map backwards</label>}
       </div>
       {trouble && <TroubleBox trouble={trouble} retry={load} />}
-      <JsonFile name={isBuiltIn ? undefined : choice.name} what="map file" about="tessera.map/1, if no built-in map fits." set={(file) => set(file ? { ...file, inverse: model.mapChoice.inverse } : NO_MAP)} />
+      <JsonFile name={isBuiltIn ? undefined : choice.name} chosen={choice.name} what="map file" about="tessera.map/1, if no built-in map fits." set={(file) => set(file ? { ...file, inverse: model.mapChoice.inverse } : NO_MAP)} />
     </div>
   );
 }

@@ -42,15 +42,15 @@ function Collisions({ collisions }: { collisions: FqnDocument["collisions"] }): 
 
 /** Canonicalizes the names that the chosen map makes, unless that was done. */
 async function loadNames(model: Model): Promise<void> {
-  const map = mapOptionsOf(model.mapChoice), naming: Model["naming"] = { of: JSON.stringify(map), names: undefined, trouble: undefined };
-  if (model.naming?.names && model.naming.of === naming.of) return;
+  const { mapChoice } = model, naming: Model["naming"] = { of: mapChoice, names: undefined, trouble: undefined };
+  if (model.naming?.names && model.naming.of === mapChoice) return;
   model.naming = naming;
-  naming.names = await model.run("Canonicalizing names", undefined, () => model.client.call("names", { map }), (trouble) => { naming.trouble = trouble; });
+  naming.names = await model.run("Canonicalizing names", undefined, () => model.client.call("names", { map: mapOptionsOf(mapChoice) }), (trouble) => { naming.trouble = trouble; });
   model.changed();
 }
 
 export function NamesView(): JSX.Element {
-  const model = useModel(), { names, trouble } = model.naming ?? {}, [onlyChanged, setOnlyChanged] = useState(true);
+  const model = useModel(), { names, trouble } = model.naming?.of === model.mapChoice ? model.naming : {}, [onlyChanged, setOnlyChanged] = useState(true);
   useEffect(() => { void loadNames(model); }, [model.mapChoice, model.opening]);
   const changed = names?.names.filter((n) => n.removed.length > 0 || n.ambiguity !== undefined || n.fqns.length !== 1) ?? [];
   const isAll = !onlyChanged || (changed.length === 0 && model.mapChoice.name !== ""); // the map made the names, so they are shown

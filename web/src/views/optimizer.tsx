@@ -75,7 +75,8 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
 }
 
 async function loadOptimizers(model: Model): Promise<void> {
-  model.optimizers ??= await model.run("Looking for optimizers", undefined, () => model.client.call("optimizers", {}), model.hear);
+  const found = model.optimizers ?? await model.run("Looking for optimizers", undefined, () => model.client.call("optimizers", {}), model.hear);
+  if (found) model.optimizers = found;
   model.changed();
 }
 

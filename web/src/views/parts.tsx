@@ -36,12 +36,13 @@ export function LevelMark({ level, text }: { level: Level; text?: boolean }): JS
 }
 
 export function Copy({ text, what, label = "Copy" }: { text: string; what: string; label?: string }): JSX.Element {
-  const [done, setDone] = useState("");
+  const [done, setDone] = useState<{ readonly text: string; readonly says: string }>();
   const copy = async () => {
-    setDone(await navigator.clipboard?.writeText(text).then(() => "Copied", () => "") || "Not copied");
-    setTimeout(() => setDone(""), 1200);
+    const now = { text, says: await navigator.clipboard?.writeText(text).then(() => "Copied", () => "") || "Not copied" };
+    setDone(now);
+    setTimeout(() => setDone((latest) => latest === now ? undefined : latest), 1200);
   };
-  return <button type="button" class="small" onClick={() => void copy()} aria-label={`Copy ${what}`}>{done || label}</button>;
+  return <button type="button" class="small" onClick={() => void copy()} aria-label={`Copy ${what}`}>{done?.text === text ? done.says : label}</button>;
 }
 
 /** Buttons that are seldom needed, below the others once they are asked for. */

@@ -20,7 +20,7 @@ export function Recents(): JSX.Element | null {
       <ul class="recents">
         {list.map((r) => <li key={r.id}>
           <button type="button" onClick={() => open(r)}><strong>{visible(r.title)}</strong><span>{dateText(r.when)}</span></button>
-          <button type="button" class="small" onClick={() => void forget(r.id).then(load)} aria-label={`Forget ${visible(r.title)}`}>✕</button>
+          <button type="button" class="small" onClick={() => void forget(r.id).then(load, load)} aria-label={`Forget ${visible(r.title)}`}>✕</button>
         </li>)}
       </ul>
     </section>

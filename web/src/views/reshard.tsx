@@ -27,7 +27,7 @@ const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 type To = "" | "dcp" | "safetensors" | "torch";
 const TO: readonly (readonly [To, string])[] = [["", "the same format, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
 
-type Set = (form: TargetForm) => void;
+type Set = (change: Partial<TargetForm>) => void;
 
 /** A number of at least 1. What is typed need not be one yet. */
 function Size({ label, value, set }: { label: string; value: number; set: (size: number) => void }): JSX.Element {
@@ -58,26 +58,26 @@ function Mesh({ form, set }: { form: TargetForm; set: Set }): JSX.Element {
   const { dims } = form;
   return (
     <>
-      {dims.map((dim, i) => <Dim key={i} dim={dim} number={i} set={(d) => set({ ...form, dims: dims.map((old, j) => j === i ? d : old) })}
-        {...(dims.length > 1 ? { remove: () => set({ ...form, dims: dims.filter((_, j) => j !== i) }) } : {})} />)}
-      <p class="buttons"><button type="button" disabled={dims.length >= MOST_DIMS} onClick={() => set({ ...form, dims: [...dims, { name: `dim${dims.length}`, size: 2, placement: "replicate" }] })}>Add a mesh dim</button></p>
+      {dims.map((dim, i) => <Dim key={i} dim={dim} number={i} set={(d) => set({ dims: dims.map((old, j) => j === i ? d : old) })}
+        {...(dims.length > 1 ? { remove: () => set({ dims: dims.filter((_, j) => j !== i) }) } : {})} />)}
+      <p class="buttons"><button type="button" disabled={dims.length >= MOST_DIMS} onClick={() => set({ dims: [...dims, { name: `dim${dims.length}`, size: 2, placement: "replicate" }] })}>Add a mesh dim</button></p>
       <label class="rules">Rules for some names, one per line; the first that matches wins
-        <textarea rows={2} spellcheck={false} value={form.rules} placeholder={"**.weight  shard(0),shard(1)"} onInput={(e) => set({ ...form, rules: e.currentTarget.value })} /></label>
+        <textarea rows={2} spellcheck={false} value={form.rules} placeholder={"**.weight  shard(0),shard(1)"} onInput={(e) => set({ rules: e.currentTarget.value })} /></label>
     </>
   );
 }
 
 function ForRanks({ form, set }: { form: TargetForm; set: Set }): JSX.Element {
-  const { dims, isMesh = false } = form, [dim, ...others] = dims, setDim = (change: Partial<MeshDim>) => { if (dim) set({ ...form, dims: [{ ...dim, ...change }, ...others] }); };
+  const { dims, isMesh = false } = form, [dim, ...others] = dims, setDim = (change: Partial<MeshDim>) => { if (dim) set({ dims: [{ ...dim, ...change }, ...others] }); };
   return (
     <fieldset>
       <legend>For how many ranks?</legend>
-      <Answer name="ranks" label="A number of ranks" isChosen={!isMesh} choose={() => set({ ...form, isMesh: false })}>that all divide the tensors in one way</Answer>
+      <Answer name="ranks" label="A number of ranks" isChosen={!isMesh} choose={() => set({ isMesh: false })}>that all divide the tensors in one way</Answer>
       {!isMesh && dim && <div class="fields">
         <label>Ranks<Size label="Ranks" value={dim.size} set={(size) => setDim({ size })} /></label>
         <label>Each tensor is<PlacementChoice label="Each tensor is" value={dim.placement} set={(placement) => setDim({ placement })} /></label>
       </div>}
-      <Answer name="ranks" label="A device mesh" isChosen={isMesh} choose={() => set({ ...form, isMesh: true })}>of several dims, or with rules for some names</Answer>
+      <Answer name="ranks" label="A device mesh" isChosen={isMesh} choose={() => set({ isMesh: true })}>of several dims, or with rules for some names</Answer>
       {isMesh && <Mesh form={form} set={set} />}
     </fieldset>
   );
@@ -90,11 +90,11 @@ function Form({ form, set, to, setTo }: { form: TargetForm; set: Set; to: To; se
       <ForRanks form={form} set={set} />
       <fieldset>
         <legend>What?</legend>
-        <Answer name="what" label="Everything" isChosen={!chooses} choose={() => set({ ...form, chooses: false })}>{overview && `${plural(overview.tensors, "tensor")}, ${bytesText(overview.bytes)}`}</Answer>
-        <Answer name="what" label="Choose" isChosen={chooses} choose={() => set({ ...form, chooses: true })}>by name</Answer>
+        <Answer name="what" label="Everything" isChosen={!chooses} choose={() => set({ chooses: false })}>{overview && `${plural(overview.tensors, "tensor")}, ${bytesText(overview.bytes)}`}</Answer>
+        <Answer name="what" label="Choose" isChosen={chooses} choose={() => set({ chooses: true })}>by name</Answer>
         {chooses && <div class="fields">
-          <Text label="Only names that match" value={form.include} hint="all, or model.**" set={(include) => set({ ...form, include })} />
-          <Text label="But not" value={form.exclude} hint="optim.**" set={(exclude) => set({ ...form, exclude })} />
+          <Text label="Only names that match" value={form.include} hint="all, or model.**" set={(include) => set({ include })} />
+          <Text label="But not" value={form.exclude} hint="optim.**" set={(exclude) => set({ exclude })} />
         </div>}
       </fieldset>
       <fieldset>
@@ -108,8 +108,8 @@ function Form({ form, set, to, setTo }: { form: TargetForm; set: Set; to: To; se
       <details class="advanced" open={form.allowExpansion || form.ignoreCrc}>
         <summary>Advanced</summary>
         <div class="fields">
-          <Check label={EXPANSION} isOn={form.allowExpansion} set={(allowExpansion) => set({ ...form, allowExpansion })} />
-          <Check label={IGNORE_CRC} isOn={form.ignoreCrc} set={(ignoreCrc) => set({ ...form, ignoreCrc })} />
+          <Check label={EXPANSION} isOn={form.allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
+          <Check label={IGNORE_CRC} isOn={form.ignoreCrc} set={(ignoreCrc) => set({ ignoreCrc })} />
         </div>
       </details>
     </form>
@@ -198,7 +198,7 @@ export function Reshard(): JSX.Element {
       <p class="quiet">Say which ranks are to load this checkpoint. The plan is made from what is known already; nothing is read or written for it.</p>
       <Asking questions={<>
         <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
-        <Form form={form} set={(target) => { model.target = target; model.changed(); }} to={to} setTo={setTo} />
+        <Form form={form} set={(change) => { model.target = { ...model.target, ...change }; model.changed(); }} to={to} setTo={setTo} />
       </>}>
         <h2>The plan</h2>
         <Current isCurrent={isPlanned} waiting={PLANNING}>

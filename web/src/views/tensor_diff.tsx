@@ -1,7 +1,7 @@
 /** One entry in A and in B, side by side: shapes, chunks and values, and where the values differ as a heat map of A − B. This
  *  script is loaded on demand. */
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { differencesOf, type Differences } from "../differences";
 import type { Elements } from "../elements";
 import { isCheap } from "../model";
@@ -22,20 +22,23 @@ const factsOf = (detail: Detail): [string, string][] => isDense(detail)
   ? [["dtype", detail.dtype], ["shape", shapeText(detail.shape)], ["chunks", exactText(detail.chunks.length)], ...(detail.placements ? [["placements", detail.placements] as [string, string]] : []), ...(detail.mesh ? [["mesh", detail.mesh] as [string, string]] : [])]
   : [["kind", detail.per_rank ? "tensor per rank" : detail.type], ...(!detail.per_rank && detail.text !== undefined ? [["value", detail.text] as [string, string]] : [])];
 
-function Side({ name, title, detail }: { name: string; title: string; detail: Detail | undefined }): JSX.Element {
-  return <section aria-label={`${name} of the comparison`}><h4><strong>{name}</strong> {visible(title)}</h4>{!detail ? <p class="quiet">It is not in {name}.</p> : <><Facts facts={factsOf(detail)} />{isDense(detail) && <ShardMapView detail={detail} of={name} />}</>}</section>;
+/** `lack` says why there is no detail. */
+function Side({ name, title, detail, lack }: { name: string; title: string; detail: Detail | undefined; lack: string }): JSX.Element {
+  return <section aria-label={`${name} of the comparison`}><h4><strong>{name}</strong> {visible(title)}</h4>{!detail ? <p class="quiet">{lack}</p> : <><Facts facts={factsOf(detail)} />{isDense(detail) && <ShardMapView detail={detail} of={name} />}</>}</section>;
 }
 
 export function TensorDiff({ fqn, detail, compared, map }: DiffOf): JSX.Element {
-  const model = useModel(), [other, setOther] = useState<Detail>(), fqnOfB = compared.other ?? fqn, a = compared.a && detail, areHere = (!compared.a || a) && (!compared.b || other);
+  const model = useModel(), [other, setOther] = useState<Detail>(), [trouble, setTrouble] = useState<Trouble>(), fqnOfB = compared.other ?? fqn, a = compared.a && detail, areHere = (!compared.a || a) && (!compared.b || other);
   useEffect(() => {
     let isGone = false;
-    if (compared.b) void model.client.call("entryOfB", { fqn: fqnOfB }).then((found) => { if (!isGone && found) setOther(found); }, () => undefined);
+    if (compared.b) void model.client.call("entryOfB", { fqn: fqnOfB }).then((found) => { if (!isGone && found) setOther(found); }, (e: unknown) => { if (!isGone) setTrouble(troubleOf(e)); });
     return () => { isGone = true; };
   }, [fqn]);
+  const lackOf = (name: string, isThere: boolean, hasFailed: boolean) => !isThere ? `It is not in ${name}.` : hasFailed ? "It cannot be read." : "Reading …";
   return (
     <>
-      <div class="sides"><Side name="A" title={model.opening?.title ?? ""} detail={a} /><Side name="B" title={model.comparing.comparison?.title ?? ""} detail={other} /></div>
+      {trouble && <TroubleBox trouble={trouble} />}
+      <div class="sides"><Side name="A" title={model.opening?.title ?? ""} detail={a} lack={lackOf("A", compared.a !== undefined, model.selected?.trouble !== undefined)} /><Side name="B" title={model.comparing.comparison?.title ?? ""} detail={other} lack={lackOf("B", compared.b !== undefined, trouble !== undefined)} /></div>
       {areHere && isDense(other) && <Values a={isDense(a) ? { ...a, fqn } : undefined} b={{ ...other, fqn: fqnOfB }} map={map} />}
     </>
   );
@@ -49,15 +52,17 @@ function Values({ a, b, map }: { a: TensorDetail | undefined; b: TensorDetail; m
   const model = useModel(), { comparison } = model.comparing, isOne = a?.shape.join() === b.shape.join();
   const [slice, setSlice] = useState(firstSlice(isOne && a && !readableOf(a)?.isAll ? a : b)), [found, setFound] = useState<Found>(), [trouble, setTrouble] = useState<Trouble>();
   const lack = a && model.lackOf(a) || model.lackOf(b, comparison?.absent);
-  const show = async (isAsked: boolean) => {
+  const latest = useRef(0), show = async (isAsked: boolean) => {
+    const asked = ++latest.current;
     setTrouble(undefined);
     const count = isOne ? elementsOfSlice(slice, b.shape) : 0;
     if (count !== undefined && count > MOST_SLICE) return setTrouble({ message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" });
     const wanted = (side: TensorDetail) => ({ fqn: side.fqn, slice: (isOne ? slice : firstSlice(side)).trim() || undefined });
     try {
       const read = await model.client.call("slices", { a: a && wanted(a), b: wanted(b), map });
-      setFound({ ...read, slice, differences: isOne && read.a && read.b ? differencesOf(read.a, read.b) : undefined });
+      if (latest.current === asked) setFound({ ...read, slice, differences: isOne && read.a && read.b ? differencesOf(read.a, read.b) : undefined });
     } catch (e) {
+      if (latest.current !== asked) return;
       setFound(undefined);
       if (isAsked) setTrouble(troubleOf(e));
     }
