@@ -113,6 +113,28 @@ export async function testPure() {
       check(got === want, `${title} to ${to}: ${got} instead of ${want}`);
     }
   });
+  await test("what is dropped together is one checkpoint, or all of those that it holds, and what is no part of any is named", async () => {
+    const { checkpointsOf } = await load("collect.ts"), names = (n) => [...Array(n).keys()].map((i) => `w${i}`);
+    const file = (path, tensors) => { const header = Buffer.from(JSON.stringify(Object.fromEntries((tensors ?? ["w"]).map((name) => [name, {}])))), size = Buffer.alloc(8); size.writeBigUInt64LE(BigInt(header.length)); return { path, file: new File(/safetensors$/.test(path) ? [size, header] : ["x"], path.split("/").pop()) }; };
+    const dcp = (directory) => [".metadata", "__0_0.distcp"].map((name) => file(`${directory}/${name}`)), found = async (...list) => {
+      const { title, files, options, areCompared = false, others = [] } = await checkpointsOf(list.flat());
+      return options ? [options.map((o) => `${o.title}: ${o.files.map((f) => f.name)}`).sort().join("; "), areCompared ? "compared" : "", others.join()].join("|") : `${title}: ${files.map((f) => f.name)}`;
+    };
+    const rows = [
+      [[dcp("a"), dcp("b")], "a: .metadata,__0_0.distcp; b: .metadata,__0_0.distcp|compared|"],
+      [[dcp("a"), dcp("b"), file("notes.txt")], "a: .metadata,__0_0.distcp; b: .metadata,__0_0.distcp||notes.txt"],
+      [[dcp("a"), dcp("b"), file("m.safetensors")], "a: .metadata,__0_0.distcp; b: .metadata,__0_0.distcp; m.safetensors: m.safetensors||"],
+      [[dcp("a"), file("logs/x.txt"), file("m.safetensors")], "a: .metadata,__0_0.distcp; m.safetensors: m.safetensors||logs"],
+      [[dcp("a"), file("m-1-of-2.safetensors", ["x"]), file("m-2-of-2.safetensors", ["y"])], "2 files: m-1-of-2.safetensors,m-2-of-2.safetensors; a: .metadata,__0_0.distcp|compared|"],
+      [[file("one.safetensors"), file("two.safetensors"), dcp("a")], "a: .metadata,__0_0.distcp; one.safetensors: one.safetensors; two.safetensors: two.safetensors||"],
+      [[dcp("run/out/step-2"), file("notes.txt")], "run/out/step-2: .metadata,__0_0.distcp"], // it is not left out for being far down
+      [[dcp("pytorch_model_fsdp_0"), file("scheduler.bin"), file("random_states_0.pkl")], "4 files: pytorch_model_fsdp_0/.metadata,pytorch_model_fsdp_0/__0_0.distcp,scheduler.bin,random_states_0.pkl"], // as accelerate saves it
+      [[file("iter_1/mp_rank_00/model_optim_rng.pt"), file("latest_checkpointed_iteration.txt")], "iter_1/mp_rank_00: model_optim_rng.pt"],
+      [[file("zero/w/fp32.pt"), file("mp_rank_00_model_states.pt"), file("latest_universal")], "3 files: zero/w/fp32.pt,mp_rank_00_model_states.pt,latest_universal"], // as DeepSpeed saves it, three levels
+      [[file("m.safetensors", names(3))], "m.safetensors: m.safetensors"],
+    ];
+    for (const [list, want] of rows) check(await found(...list) === want, `${await found(...list)} instead of ${want}`);
+  });
   await test("slices cover every element once, and none is larger than asked", async () => {
     const { slicesOf } = await load("tensor_equality.ts"), { elementsOfSlice } = await load("slice.ts"), next = random(11);
     for (let round = 0; round < 200; round++) {

@@ -3,8 +3,9 @@ import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
 import { exactText } from "./text";
 
-/** Several checkpoints, one of which must be chosen, unless they are to be compared: two that were dropped or picked together are. */
-export interface Choice { readonly title: string; readonly options: readonly Opening[]; readonly areCompared?: boolean }
+/** Several checkpoints, one of which must be chosen, unless they are to be compared: two that were dropped or picked together are, if
+ *  nothing else was. `others` are the names of what else was. */
+export interface Choice { readonly title: string; readonly options: readonly Opening[]; readonly areCompared?: boolean; readonly others?: readonly string[] }
 
 /** Returns the checkpoint for a caller that cannot offer a choice, and throws if there are several. */
 export function onlyOne(found: Opening | Choice): Opening {
@@ -89,9 +90,11 @@ function checkpointsIn(paths: readonly string[]): string[] {
   return directories.filter((d) => !directories.some((other) => other !== d && (other === "" || d.startsWith(`${other}/`))));
 }
 
+const sourceOf = ({ path, file }: Found, prefix = ""): Source => ({ name: path.slice(prefix.length), size: file.size, file });
+
 function filesBelow(found: readonly Found[], directory: string): Source[] {
   const prefix = directory === "" ? "" : `${directory}/`;
-  return found.filter(({ path }) => path.startsWith(prefix)).map(({ path, file }) => ({ name: path.slice(prefix.length), size: file.size, file }))
+  return found.filter(({ path }) => path.startsWith(prefix)).map((one) => sourceOf(one, prefix))
     .filter(({ name }) => name.split("/").length <= LEVELS && !name.includes(".tessera-")); // skip unfinished outputs
 }
 
@@ -103,14 +106,17 @@ function openingOf(found: readonly Found[]): Opening | Choice {
   const top = first.path.split("/")[0] ?? "";
   const isDirectory = found.every(({ path }) => path.startsWith(`${top}/`));
   const directories = checkpointsIn(found.map((f) => f.path)).sort((a, b) => a.localeCompare(b, "en", { numeric: true })), [only] = directories;
-  if (!isDirectory && (directories.length < 2 || directories.includes(""))) {
-    const files = found.map(({ path, file }): Source => ({ name: path, size: file.size, file }));
-    return found.length === 1 ? { title: first.file.name, files, primary: first.file.name } : { title: `${files.length} files`, files: files.filter(({ name }) => name.split("/").length <= 2 && !name.includes(".tessera-")) };
-  }
+  if (found.length === 1 && !isDirectory) return { title: first.file.name, files: [sourceOf(first)], primary: first.file.name };
+  // Files next to one directory are what a training framework puts there. Otherwise they are no part of what is in the directories.
+  if (!isDirectory && directories.length < 2 && !only?.includes("/")) return { title: `${found.length} files`, files: filesBelow(found, "") };
   if (only === undefined) return { title: top, files: filesBelow(found, top) };
-  const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
-  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options, areCompared: !isDirectory && options.length === 2 };
+  if (directories.length === 1) return { title: only, files: filesBelow(found, only) };
+  return choiceOf(directories.map((d) => ({ title: d, files: filesBelow(found, d) })), isDirectory ? [] : found.filter(({ path }) => !directories.some((d) => path.startsWith(`${d}/`))), isDirectory ? top : undefined);
 }
+
+/** The checkpoints in one directory, or those that were dropped together and are compared if they are two. */
+const choiceOf = (options: readonly Opening[], others: readonly Found[], directory?: string): Choice =>
+  ({ title: directory ?? "What was dropped", options, areCompared: directory === undefined && options.length === 2 && others.length === 0, others: [...new Set(others.map(({ path }) => path.split("/")[0] ?? ""))] });
 
 const WEIGHTS = /\.(safetensors|pt|pth|bin|ckpt)$/, BESIDES = /optim|sched|scaler|rng|random|training_args/i, MOST_HEADER = 100 << 20;
 
@@ -124,9 +130,12 @@ async function namesIn(file: File): Promise<string[] | undefined> {
   }
 }
 
+/** Whether a file may be a checkpoint of its own, and not what is next to one. */
+const isWeights = ({ name }: File): boolean => WEIGHTS.test(name) && !BESIDES.test(name);
+
 /** Whether two files are two checkpoints. Shards of one have different names inside, and files of ranks have numbers. */
 async function areSeparate(a: File, b: File): Promise<boolean> {
-  if (![a, b].every(({ name }) => WEIGHTS.test(name) && !BESIDES.test(name))) return false;
+  if (![a, b].every(isWeights)) return false;
   const [x, y] = await Promise.all([namesIn(a), namesIn(b)]), ofB = new Set(y);
   if (x && y) return x.some((name) => ofB.has(name));
   const [p, q] = [a, b].map(({ name }) => name.replace(/\d+/g, "0"));
@@ -150,13 +159,12 @@ export async function checkpointsOf(found: readonly Found[]): Promise<Opening | 
     const top = one.path.split("/")[0] ?? "", group = groups.get(top) ?? [];
     if (group.push(one) === 1) groups.set(top, group);
   }
-  const directories = [...groups.values()].filter(([first]) => first?.path.includes("/"));
+  const directories = [...groups.values()].filter(([first]) => first?.path.includes("/")), holding = directories.filter((group) => checkpointsIn(group.map(({ path }) => path)).length > 0);
   if (groups.size < 2 || files.length === 0) return openingOf(found);
-  const areApart = directories.length === 0 ? await areAllSeparate(files)
-    : files.every(({ name }) => WEIGHTS.test(name)) && directories.every((group) => checkpointsIn(group.map(({ path }) => path)).length > 0);
-  if (!areApart) return openingOf(found);
-  const options = [...groups.values()].map(openingOf).flatMap((one) => "options" in one ? one.options : [one]);
-  return { title: "What was dropped", options, areCompared: options.length === 2 };
+  const areSingle = await areAllSeparate(files), singles = found.filter(({ path }) => !path.includes("/"));
+  if (!(directories.length === 0 ? areSingle : holding.length > 0 && files.every(isWeights))) return openingOf(found);
+  const options = [...holding, ...areSingle ? singles.map((one) => [one]) : [singles]].map(openingOf).flatMap((one) => "options" in one ? one.options : [one]);
+  return choiceOf(options, directories.filter((group) => !holding.includes(group)).flat());
 }
 
 export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }

@@ -9,7 +9,7 @@ import { Later } from "./later";
 import { Opener } from "./opener";
 
 /** More columns than these do not fit, and each checkpoint needs memory. */
-const MOST_TOGETHER = 24;
+const MOST_TOGETHER = 24, MOST_OTHERS = 4;
 
 function Chooser({ choice }: { choice: Choice }): JSX.Element {
   const model = useModel();
@@ -20,6 +20,7 @@ function Chooser({ choice }: { choice: Choice }): JSX.Element {
       <ul class="choices">
         {choice.options.map((o) => <li key={o.title}><button type="button" onClick={() => void model.open(async () => o)}><strong>{visible(o.title)}</strong><span>{plural(o.files.length, "file")}, {bytesText(sizeOf(o))}</span></button></li>)}
       </ul>
+      {choice.others && choice.others.length > 0 && <p class="quiet">{choice.others.slice(0, MOST_OTHERS).map(visible).join(", ")}{choice.others.length > MOST_OTHERS && ` and ${exactText(choice.others.length - MOST_OTHERS)} more`} {choice.others.length === 1 ? "is" : "are"} not part of {choice.options.length === 2 ? "either" : "any"} of them.</p>}
     </section>
   );
 }
