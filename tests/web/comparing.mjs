@@ -48,7 +48,7 @@ x, y = (model["layers.0.up.weight"] * 1.1).double(), (model["layers.0.up.weight"
 print(json.dumps({"measured": measured, "steps": said, "relative": ((x - y).norm() / y.norm()).item(), "cosine": torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0).item()}))
 `;
 
-const verdict = (page, text) => page.locator(".verdict-line", { hasText: text }).waitFor();
+const verdict = (page, text) => page.locator(".current[aria-busy=false] .verdict-line", { hasText: text }).waitFor();
 const button = (page, name) => page.getByRole("button", { name, exact: typeof name === "string" });
 
 async function compare(page, a, b) {
@@ -57,7 +57,7 @@ async function compare(page, a, b) {
   await page.locator(".window .row .text").first().waitFor();
   await goTo(page, "Compare");
   await pick(page, b);
-  await page.locator(".verdict-line").waitFor();
+  await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
 }
 
 async function exported(page) {
@@ -133,7 +133,7 @@ async function testMeasures(page, at, { measured }) {
   const order = async (name) => {
     await page.getByRole("columnheader", { name }).getByRole("button").click();
     await page.locator(`[role=columnheader][aria-sort]:not([aria-sort=none])`, { hasText: name }).waitFor();
-    await page.locator(".window .row .text").first().waitFor();
+    await page.locator(".grid[aria-busy=false] .window .row .text").first().waitFor(); // the rows follow the header
     return (await rows()).map(([fqn]) => fqn).filter((fqn) => fqn !== "equal").join(" ");
   };
   await test("rows of changed tensors have the relative error and the cosine that PyTorch computes, NaN first", async () => {
@@ -213,11 +213,11 @@ async function testTolerance(page, at, said) {
     await first.locator("li", { hasText: "layers.1.q.weight" }).waitFor();
     check((await first.locator("li").allTextContents()).join() === "layers.1.q.weight A: none; B: 2 NaN", (await first.locator("li").allTextContents()).join());
     await first.getByRole("button", { name: "layers.1.q.weight" }).click();
-    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
   });
   await test("an entry has relative error and cosine as PyTorch computes them, and values of both sides", async () => {
     await page.getByLabel("Filter").fill("layers.0.up.weight");
-    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
     const fact = async (name) => Number(await page.locator(`[aria-label='Comparison with B'] dt:text-is('${name}') + dd`).textContent());
     const [relative, cosine] = [await fact("relative error ‖A − B‖ / ‖B‖"), await fact("cosine of A and B")];
@@ -256,7 +256,7 @@ async function testSides(page) {
     await button(page, "Sharding").click();
     await verdict(page, "6 changed");
     await page.getByLabel("Filter").fill("model.block.up.weight");
-    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
     for (const [side, chunks] of [["A", 4], ["B", 2]]) {
       const shown = page.getByRole("region", { name: `${side} of the comparison` });

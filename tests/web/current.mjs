@@ -95,7 +95,7 @@ async function testComparison(page) {
     await openSample(page, a);
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: b }).click();
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
   };
   await test("a verdict is not that of the toggles before, and is not exported", async () => {
     await compare("torch_ranks_tp_fsdp2", "dcp_tp_fsdp2");
@@ -109,7 +109,7 @@ async function testComparison(page) {
     check(changed.length === 0 ? !/changed/.test(text) : text.includes(`${changed.length} changed`), `${changed.length}: ${text}`);
   });
   await test("a filter that is typed while new differences are listed stays", async () => {
-    const status = page.locator(".filter [role=status]");
+    const status = page.locator(".filter [role=status][aria-busy=false]");
     await page.getByLabel("Filter").fill("bias");
     await status.filter({ hasText: "match" }).waitFor();
     await holding(page, "showDiff", () => button("Canonical names").click(), () => page.getByLabel("Filter").fill("weight"));
@@ -124,7 +124,9 @@ async function testComparison(page) {
   await test("the chosen entry shows the differences that the list shows", async () => {
     const { changed } = json("diff", path.join(samples, "torch_ranks_tp_fsdp2"), path.join(samples, "dcp_tp_fsdp2"), "--values"), [{ fqn, differing }] = changed;
     await button("Sharding").click();
+    await page.locator("section[aria-label=Comparison]:not([aria-busy=true])").waitFor();
     await page.getByLabel("Filter").fill(fqn);
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
     await page.locator(".window .row:not(.group)", { hasText: fqn.split(".").at(-1) }).first().click();
     await page.locator("aside [aria-label='Comparison with B']").waitFor();
     check(/values not compared/.test(await fact(page, "change")), await fact(page, "change"));
@@ -164,7 +166,7 @@ async function testComparison(page) {
 async function testLists(page, scratch) {
   await test("the totals are not those of the filter before", async () => {
     await openSample(page, "dcp_tp_fsdp2");
-    const field = page.getByLabel("Filter"), status = page.locator(".filter [role=status] > span"), totals = (text) => page.locator(".filter [role=status]", { hasText: text });
+    const field = page.getByLabel("Filter"), status = page.locator(".filter [role=status] > span"), totals = (text) => page.locator(".filter [role=status][aria-busy=false]", { hasText: text });
     await field.fill("**.weight");
     await totals("matches").waitFor();
     const before = await status.textContent();

@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
 import { chosenFiles, clearChosen, lendPlaces, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, open } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -102,9 +102,7 @@ async function testSafetensors(page, scratch) {
     await expectWritten(page, scratch, path.join(scratch, "whole.safetensors"), [0, 1, 2, 3, 4].map((i) => `layer.${i}.w`));
   });
   await test("a sound file has no banner, and a damaged one leaves the checkpoint that is open", async () => {
-    await page.getByRole("button", { name: "Tessera", exact: true }).click();
-    await pick(page, path.join(scratch, "whole.pt"));
-    await page.locator(".window .row .text").first().waitFor();
+    await open(page, path.join(scratch, "whole.pt"));
     check(await banner(page).count() === 0, "a banner");
     await page.evaluate(() => { location.hash = ""; });
     await pick(page, path.join(scratch, "cut_whole.pt"));

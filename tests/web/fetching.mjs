@@ -47,7 +47,7 @@ export async function testFetching({ page, broken }) {
       await openWithout(page, server.url);
       await goTo(page, "Compare");
       await pick(page, path.join(samples, "dcp_hsdp"));
-      await page.locator(".verdict-line").waitFor();
+      await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
       const toggle = page.getByRole("button", { name: "Canonical names" });
       await toggle.click();
       await lacking(page, [view("Comparison").locator(".trouble")]);

@@ -4,11 +4,11 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { root, rowsOf, samples } from "./browser.mjs";
 import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { load } from "./pure.mjs";
-import { goTo, showFields } from "./views.mjs";
+import { goTo, showFields, open as openFiles } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 const forms = (page) => page.locator("section[aria-label='Another form']");
@@ -16,9 +16,7 @@ const save = (page) => page.locator("section[aria-label=Save]");
 const command = (page) => page.locator(".command code").textContent();
 
 async function open(page, target, view) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
+  await openFiles(page, target);
   await goTo(page, view);
 }
 

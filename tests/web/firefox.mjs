@@ -87,9 +87,9 @@ async function testPage(page, url, scratch) {
     await openSample(page, url, "dcp_fsdp2");
     await click(page, "#tab-compare");
     await click(page, "section[aria-label=Compare] button", "dcp_hsdp");
-    await shown(page, ".verdict-line");
+    await shown(page, ".current[aria-busy=false] .verdict-line");
     await click(page, "button", "Values");
-    await shown(page, ".verdict-line", "values included");
+    await shown(page, ".current[aria-busy=false] .verdict-line", "values included");
   });
   await test("Firefox converts to the bytes of the command line, as a download", async () => {
     await openSample(page, url, "dcp_tp_fsdp2");
@@ -144,9 +144,9 @@ async function testPage(page, url, scratch) {
     await click(page, "#tab-compare");
     await shown(page, "section[aria-label=Compare] .drop");
     await drop(page, second);
-    await shown(page, ".verdict-line", "values not compared yet");
+    await shown(page, ".current[aria-busy=false] .verdict-line", "values not compared yet");
     const { summary: { changed, added, removed } } = diffOf(path.join(samples, first), path.join(samples, second));
-    await shown(page, ".verdict-line", [changed && `${changed} changed`, removed && `${removed} only in A`, added && `${added} only in B`].filter(Boolean).join(", "));
+    await shown(page, ".current[aria-busy=false] .verdict-line", [changed && `${changed} changed`, removed && `${removed} only in A`, added && `${added} only in B`].filter(Boolean).join(", "));
   });
   await test("Firefox says of a broken file what is wrong, and opens the next", async () => {
     const damaged = path.join(samples, "broken_safetensors_truncated/model.safetensors"), refused = path.join(samples, "broken_dcp_metadata_truncated/.metadata");

@@ -6,8 +6,8 @@ import { spawnSync } from "node:child_process";
 import { pick, samples } from "./browser.mjs";
 import { clearChosen, chosenFiles, diffOf, expectSame, filesBelow, lendPlaces, native } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
-import { filter, open } from "./truth.mjs";
-import { goTo } from "./views.mjs";
+import { filter } from "./truth.mjs";
+import { goTo, open } from "./views.mjs";
 
 const run = (...args) => spawnSync(native, args, { encoding: "utf8", maxBuffer: 1 << 28 });
 const document = (...args) => JSON.parse(run(...args, "--json").stdout);
@@ -82,7 +82,7 @@ async function expectRows(page, diff) {
 }
 
 async function expectComparison(page, diff, entries) {
-  const want = sentencesOf(diff, entries), line = page.locator(".verdict-line");
+  const want = sentencesOf(diff, entries), line = page.locator(".current[aria-busy=false] .verdict-line");
   await line.filter({ hasText: diff.summary.values_compared ? "values included" : "values not compared yet" }).waitFor();
   check(await line.textContent() === want.verdict, `'${await line.textContent()}' instead of '${want.verdict}'`);
   check(await page.locator(".sums").textContent() === want.sums, `'${await page.locator(".sums").textContent()}' instead of '${want.sums}'`);

@@ -3,10 +3,10 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { pick, root } from "./browser.mjs";
+import { root } from "./browser.mjs";
 import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
-import { goTo, showFields } from "./views.mjs";
+import { goTo, open, showFields } from "./views.mjs";
 
 /** What is opened, and the form fields and options for its conversion. */
 const CASES = [
@@ -14,12 +14,6 @@ const CASES = [
   ["deepspeed/zero3_bf16", { Form: "dcp" }, ["--to", "dcp"], "one"],
   ["megatron/layers", { Form: "torch" }, ["--to", "torch"], "one.pt"],
 ];
-
-async function open(page, target) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
-}
 
 async function testParts(page, target, name) {
   await test(`${name} lists the parts that inspect lists`, async () => {

@@ -73,7 +73,7 @@ async function testDrops(page, context, url) {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Compare");
     await drop(["dcp_hsdp"]);
-    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
   });
   await session.detach();
 }
@@ -121,7 +121,7 @@ export async function testHabits({ page, url, context, broken }) {
     await page.goBack();
     await page.locator(".window .row.cursor").waitFor();
     await page.goForward();
-    await page.waitForTimeout(200);
+    await page.waitForFunction(() => history.state?.entry);
     await page.locator(".window .row:not(.group)").nth(1).click();
     await page.locator("aside .map").waitFor();
     await page.goBack(); // the entry's step was there already
@@ -155,7 +155,7 @@ export async function testHabits({ page, url, context, broken }) {
     await page.locator(".window .row .text").first().waitFor();
     await press(page, "/");
     await page.keyboard.insertText("block");
-    await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
     const rows = async () => Number(await page.locator(".grid").getAttribute("aria-rowcount"));
     const open = await rows();
     await press(page, "ArrowDown", "Home", "ArrowLeft");

@@ -213,11 +213,11 @@ async function testViewsByKeys(page) {
     await page.locator(".view .samples button").first().waitFor();
     await tabTo(page, "dcp_hsdp");
     await press(page, "Enter");
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await expectFocus(page, "Comparison");
     await tabTo(page, /^Values/, "Shift+Tab");
     await press(page, "Enter");
-    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
     await expectFocus(page, "Values");
     await tabTo(page, "Filter");
     await press(page, "Control+a", "Delete", "ArrowDown");

@@ -7,7 +7,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, open as openFiles } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -25,9 +25,7 @@ json.dump(sorted(model.state_dict()), open(at + "/names.json", "w"))
 `;
 
 async function open(page, target) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
+  await openFiles(page, target);
   await goTo(page, "Would it load?");
 }
 

@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { allowWorkers, pick, root } from "./browser.mjs";
 import { diffOf, native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
-import { goTo, openSample, showExports } from "./views.mjs";
+import { goTo, open, openSample, showExports } from "./views.mjs";
 
 /** torchtitan's own model, and what its state_dict_adapter wrote for Hugging Face. */
 const TITAN = path.join(root, "tests/golden/titan"), MAP = "torchtitan-llama3";
@@ -51,19 +51,13 @@ function alter(header, data) {
 const group = (page) => page.locator("[role=group][aria-label=Map]");
 const choose = (page, name) => group(page).locator("select").selectOption(name);
 const openMap = (page) => page.getByRole("button", { name: "Map of A" }).click();
-const verdict = (page, text) => page.locator(".verdict-line", { hasText: text }).waitFor();
+const verdict = (page, text) => page.locator(".current[aria-busy=false] .verdict-line", { hasText: text }).waitFor();
 const values = (page) => page.getByRole("button", { name: /^Values/ });
 
 /** Waits until values are compared again: the button states how many bytes that reads until they are. */
 async function compared(page) {
   await page.getByRole("button", { name: "Values", exact: true }).waitFor();
   await verdict(page, "values included");
-}
-
-async function open(page, target) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
 }
 
 async function compare(page, a, b) {
@@ -89,7 +83,7 @@ async function expectDiff(page, native) {
 
 const filtered = async (page, text, status) => {
   await page.getByLabel("Filter").fill(text);
-  await page.locator(".filter [role=status]", { hasText: status }).waitFor();
+  await page.locator(".filter [role=status][aria-busy=false]", { hasText: status }).waitFor();
 };
 const entries = (page) => page.locator(".window .row:not(.group)");
 const section = (page, name) => page.locator(`section[aria-label='${name}']`);
@@ -208,6 +202,7 @@ async function testMisfit(page, { titan, hf, mine, own }) {
   });
   await test("Compare: a map in a file, which is chosen and forgotten", async () => {
     await group(page).locator("input[type=file]").setInputFiles(own);
+    await group(page).getByRole("button", { name: path.basename(own), exact: true }).waitFor(); // it is read, and the verdict is of it
     await verdict(page, /^\d+ only in A/);
     await expectDiff(page, diffOf(titan, hf, "--map", own));
     await compare(page, titan, mine);
@@ -252,7 +247,7 @@ async function testChoice(page, { titan, hf }) {
     await page.locator(".window .row .text").first().waitFor();
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_fsdp2" }).first().click();
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await openMap(page);
     await group(page).locator("input[type=file]").setInputFiles({ name: "all.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify({ schema: "tessera.map/1", rules: [{ from: ["{all...}"], to: ["mapped.{all...}"] }] })) });
     await filtered(page, "mapped", "matches");

@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, open } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -51,7 +51,7 @@ async function testParts(page, made) {
     const tags = [];
     for (const { name } of summary.parts) {
       await page.getByLabel("Filter").fill(`${name}.**`);
-      await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
+      await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
       const row = page.locator(".window .row", { hasText: name }).first();
       tags.push([(await row.locator(".text").textContent()).split(".")[0], await row.locator(".tag.part").textContent()]);
     }
@@ -61,7 +61,7 @@ async function testParts(page, made) {
   });
   await test("a chip shows one part, and Convert writes one", async () => {
     await page.locator(".chip-line").getByRole("button", { name: "optimizer", exact: true }).click();
-    await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
     check((await rowsOf(page)).every((r) => !r.includes("scheduler")), (await rowsOf(page)).join("; "));
     await goTo(page, "Convert…");
     await page.getByRole("group", { name: "Parts to write" }).getByRole("button", { name: "model" }).click();
@@ -72,12 +72,10 @@ async function testParts(page, made) {
 
 async function testDifferences(page, made) {
   await test("where two tensors differ: how many, by how much, and a heat map with its scale", async () => {
-    await page.getByRole("button", { name: "Tessera", exact: true }).click();
-    await pick(page, path.join(made, "a.safetensors"));
-    await page.locator(".window .row .text").first().waitFor();
+    await open(page, path.join(made, "a.safetensors"));
     await goTo(page, "Compare");
     await pick(page, path.join(made, "b.safetensors"));
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await page.locator(".window .row .text", { hasText: /^w$/ }).click();
     const facts = page.locator("section[aria-label='Comparison with B'] .facts").last();
     await facts.locator("dd", { hasText: "2 of 48" }).waitFor();

@@ -3,10 +3,10 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, samples } from "./browser.mjs";
+import { root, samples } from "./browser.mjs";
 import { chosenFiles, clearChosen, lendPlaces, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, open as openFiles } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 const forms = (page) => page.locator("section[aria-label='Another form']");
@@ -26,9 +26,7 @@ json.dump({**modules_document(model), "groups": [["0.weight", "0.bias"], ["1.wei
 `;
 
 async function open(page, target) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
+  await openFiles(page, target);
   await goTo(page, "Optimizer");
   await forms(page).waitFor();
 }

@@ -7,7 +7,7 @@ import path from "node:path";
 import { pick, rowsOf, samples, view } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
-import { fromMenu, goTo, openSample } from "./views.mjs";
+import { fromMenu, goTo, open, openSample } from "./views.mjs";
 
 const TYPES = { float32: ["F32", 4, (v) => Buffer.from(Float32Array.from(v).buffer)], int64: ["I64", 8, (v) => Buffer.from(BigInt64Array.from(v.map(BigInt)).buffer)], complex64: ["C64", 8, (v) => Buffer.from(Float32Array.from(v).buffer)] };
 
@@ -24,15 +24,10 @@ export function made(directory, name, tensors) {
 export const count = (n, of = (i) => i) => Array.from({ length: n }, (_, i) => of(i));
 const weight = (n) => ["float32", [n, 4], count(n * 4)];
 
-const open = async (page, target) => {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
-};
 const names = (page) => page.locator(".window .row .text").allTextContents();
 const filter = async (page, text, says) => {
   await page.getByLabel("Filter").fill(text);
-  await page.locator(".filter [role=status]", { hasText: says }).waitFor({ state: "attached" });
+  await page.locator(".filter [role=status][aria-busy=false]", { hasText: says }).waitFor({ state: "attached" });
 };
 const row = (page, name) => page.locator(".window .row", { has: page.locator(".text", { hasText: new RegExp(`^${name.replaceAll(".", "\\.")}$`) }) });
 
@@ -199,7 +194,7 @@ async function testContents(page, scratch) {
     const sizes = new Set();
     for (const width of [1440, 1024, 390]) {
       await page.setViewportSize({ width, height: 800 });
-      await page.waitForTimeout(200);
+      await page.waitForFunction(() => { const map = document.querySelector(".map"); return map.viewBox.baseVal.width === Math.round(map.getBoundingClientRect().width); }); // it has been drawn for this width
       sizes.add(await page.locator(".map .rank").first().evaluate((text) => Math.round(text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize))));
     }
     check([...sizes].join() === "11", `sizes in pixels: ${[...sizes].join(", ")}`);

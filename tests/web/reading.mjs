@@ -327,9 +327,9 @@ async function testWork({ page, url, made, directory }) {
     await open(page, url, made.sound);
     await goTo(page, "Compare");
     await pick(page, made.flipped);
-    await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
     await page.getByRole("button", { name: /^Values/ }).click();
-    await page.locator(".verdict-line", { hasText: /1 .*differ|1 changed/ }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: /1 .*differ|1 changed/ }).waitFor();
   });
   await test("a conversion writes what the command writes", async () => {
     await open(page, url, made.sound);

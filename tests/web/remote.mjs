@@ -75,7 +75,7 @@ async function testCosts(page, url, directory) {
     const opened = asked.length;
     check(opened <= 6 && asked.reduce((n, a) => n + a.bytes, 0) < 300_000, JSON.stringify(asked));
     await page.getByLabel("Filter").fill("layers.251.w");
-    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
     await page.locator("section[aria-label=Values]", { hasText: "251.5" }).waitFor();
     check(asked.length <= opened + 2, JSON.stringify(asked.slice(opened)));
@@ -121,7 +121,7 @@ async function testCompared(page, url) {
     await openUrl(b);
     await button(/^Values/).click();
     const { summary } = diffOf(path.join(samples, a), path.join(samples, b), "--values");
-    await page.locator(".verdict-line", { hasText: `${summary.changed} changed, ${summary.added} only in B, ${summary.same} entry equal, values included.` }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: `${summary.changed} changed, ${summary.added} only in B, ${summary.same} entry equal, values included.` }).waitFor();
   });
   await test("a DCP at a URL is a column of a series", async () => {
     await button("Layer by layer").click();

@@ -61,8 +61,8 @@ async function testNumbers(page, target) {
     left.splice(at, 1);
   }
   await page.getByLabel("Filter").fill("kind:tensor");
-  await page.locator(".filter [role=status]", { hasText: new RegExp(`^${grouped(summary.tensors)} match(es)?\\b`) }).waitFor();
-  const totals = await page.locator(".filter [role=status]").textContent();
+  await page.locator(".filter [role=status][aria-busy=false]", { hasText: new RegExp(`^${grouped(summary.tensors)} match(es)?\\b`) }).waitFor();
+  const totals = await page.locator(".filter [role=status][aria-busy=false]").textContent();
   if (summary.tensors > 0 && !entries.some((e) => e.per_rank)) check((summary.elements >= 1000 || totals.includes(` · ${summary.elements} element`)) && totals.endsWith(` · ${sizeText(summary.bytes)}`), `'${totals}' for ${JSON.stringify(summary)}`);
   await page.getByLabel("Filter").fill("");
 }

@@ -36,7 +36,7 @@ const open = (summary) => (page) => page.locator(summary).first().evaluate((deta
 const end = (selector) => (page) => page.locator(selector).evaluate((box) => { for (const e of [box, box.parentElement]) e.scrollTo(0, e.scrollHeight); });
 const ready = (view) => async (page) => { await goTo(page, view === "Problems" ? /^Problems/ : view); await page.locator(READY[view]).first().waitFor(); };
 const compared = (other) => async (page) => { await ready("Compare")(page); await sample(other)(page); await page.locator(".compared").waitFor(); await page.locator(".window .row").first().waitFor(); };
-const values = async (page) => { await click("button", /^Values/)(page); await page.locator(".verdict-line", { hasText: "values included" }).waitFor(); };
+const values = async (page) => { await click("button", /^Values/)(page); await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor(); };
 /** Holds back the answer to a request, so that what shows meanwhile stays. */
 const held = (url) => (page) => page.route(url, () => undefined);
 const type = (text) => async (page) => { await page.locator("dialog input").fill(text); };

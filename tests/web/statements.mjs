@@ -7,8 +7,8 @@ import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { native, takePickers } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { filter, open, verdict } from "./truth.mjs";
-import { goTo, showFields } from "./views.mjs";
+import { filter, verdict } from "./truth.mjs";
+import { goTo, open, showFields } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -110,7 +110,7 @@ async function testCompare(page, made) {
   await open(page, a);
   await goTo(page, "Compare");
   await pick(page, b);
-  await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
+  await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
   const counts = async () => Object.fromEntries(await page.locator(".chip-line button").evaluateAll((l) => l.map((c) => [c.textContent.replace(/ \d+$/, ""), Number(/\d+$/.exec(c.textContent)[0])])));
   const check1 = async (diff) => {
     const { changed, added, removed, renamed } = diff.summary, want = { Differences: changed + added + removed - renamed, ...(changed ? { Changed: changed } : {}), "Only in A": removed - renamed, "Only in B": added - renamed, "Perhaps renamed": renamed };
@@ -120,8 +120,8 @@ async function testCompare(page, made) {
       await filter(page, term, `${n} match`);
     }
     await page.getByLabel("Filter").fill("");
-    await page.locator(".filter [role=status]", { hasText: /^$/ }).waitFor({ state: "attached" });
-    const line = await page.locator(".verdict-line").textContent(), { metadata: m } = diff, texts = m.added.length + m.removed.length + m.changed.length;
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^$/ }).waitFor({ state: "attached" });
+    const line = await page.locator(".current[aria-busy=false] .verdict-line").textContent(), { metadata: m } = diff, texts = m.added.length + m.removed.length + m.changed.length;
     for (const says of [`${removed - renamed} only in A`, `${added - renamed} only in B`, `${renamed} perhaps renamed`, `${texts} texts of __metadata__ differ`]) check(line.includes(says), `'${line}' lacks '${says}'`);
   };
   await test("a renamed tensor is one difference, in the counts, the rows and the verdict", () => check1(document("diff", a, b, "--json")));
@@ -135,7 +135,7 @@ async function testCompare(page, made) {
   const diff = document("diff", a, b, "--values", "--json");
   await test("NaN in one checkpoint only is not a difference of 0", async () => {
     await page.getByRole("button", { name: /^Values/ }).click();
-    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
     await check1(diff);
     check(diff.changed.length === 4 && diff.changed.find((c) => c.fqn === "nan").max_abs === 0, JSON.stringify(diff.changed));
     for (const { fqn, max_abs: most, differing, a: { shape } } of diff.changed) {
@@ -168,10 +168,10 @@ async function testMapped(page, made, scratch) {
     await open(page, a);
     await goTo(page, "Compare");
     await pick(page, b);
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await page.getByRole("button", { name: "Map of A" }).click();
     await page.locator("[role=group][aria-label=Map] input[type=file]").setInputFiles(map);
-    await page.locator(".verdict-line", { hasText: "1 changed" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "1 changed" }).waitFor();
     await choose(page, "new.x");
     await page.getByText("1 chunk, computed by the map: it covers every element.").waitFor();
     check(await page.locator("[aria-label=\"A of the comparison\"] .legend li").textContent() === "the result of the map", await page.locator("[aria-label=\"A of the comparison\"] .legend li").textContent());
@@ -243,7 +243,7 @@ async function testValues(page, made, said) {
     await open(page, path.join(made, "a.safetensors"));
     await goTo(page, "Compare");
     await pick(page, path.join(made, "run.pt"));
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     for (const [fqn, text] of Object.entries(said.values)) {
       await filter(page, fqn, /^\d+ match/);
       const row = page.locator(".window .row", { has: page.locator(".text", { hasText: new RegExp(`^${fqn.replaceAll(".", "\\.")}$`) }) }).first();

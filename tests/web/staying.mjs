@@ -32,7 +32,7 @@ async function heldAfter(page, session) {
   await goTo(page, "Compare");
   await page.locator(".samples button", { hasText: "dcp_fsdp2" }).click();
   await page.getByRole("button", { name: /^Values/ }).click();
-  await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+  await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
   await goTo(page, "Convert…");
   await page.locator("section[aria-label=Save] table").waitFor();
   await session.send("HeapProfiler.collectGarbage");

@@ -96,14 +96,14 @@ async function testViewsByTouch(page) {
   await test("by touch, two checkpoints are compared, and an entry of both is shown and left", async () => {
     await page.getByRole("tab", { name: "Compare" }).tap();
     await page.locator(".view .samples button", { hasText: "dcp_fsdp2" }).first().tap();
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await expectTouchable(page, "the comparison");
     await page.locator(".window .row:not(.group)").first().tap();
     await page.locator("[aria-label='B of the comparison'] dl").first().waitFor();
     await expectTouchable(page, "an entry of both");
     await page.goBack();
     await page.locator("aside[aria-label=Entry]").waitFor({ state: "detached" });
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
   });
 }
 
@@ -127,7 +127,7 @@ async function testNames(page) {
     await openSample(page, "dcp_tp_fsdp2");
     await expectNames(page, "Contents");
     await page.getByLabel("Filter").fill("model.block.down.weight");
-    await page.locator(".filter [role=status]", { hasText: /^1 match/ }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^1 match/ }).waitFor();
     await page.locator(".window .row:not(.group)").first().click();
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await page.locator("aside dt", { hasText: "std" }).waitFor();
@@ -144,7 +144,7 @@ async function testNames(page) {
   await test("the tree is a treegrid whose rows have a level, a state and a position, and whose columns have names", async () => {
     await goTo(page, "Contents");
     await page.getByLabel("Filter").fill("");
-    await page.locator(".filter [role=status]", { hasText: /^$/ }).waitFor({ state: "attached" });
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^$/ }).waitFor({ state: "attached" });
     const grid = page.getByRole("treegrid", { name: "Entries" });
     const columns = await grid.getByRole("columnheader").allTextContents(), rows = await grid.locator(".window [role=row]").evaluateAll((l) => l.map((r) => ({ text: r.textContent, level: r.ariaLevel, expanded: r.ariaExpanded, index: Number(r.getAttribute("aria-rowindex")), cells: r.querySelectorAll("[role=gridcell]").length })));
     check(columns.length === 5 && columns.every((text) => /\w/.test(text)) && rows.every((r) => r.cells === 5 && Number(r.level) >= 1), JSON.stringify({ columns, rows }));

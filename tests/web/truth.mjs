@@ -6,20 +6,14 @@ import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo, openSample, showExports } from "./views.mjs";
+import { goTo, open, openSample, showExports } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
-
-export async function open(page, target) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
-}
 
 export const verdict = (page) => page.locator(".verdict").textContent();
 export const filter = async (page, text, status) => {
   await page.getByLabel("Filter").fill(text);
-  await page.locator(".filter [role=status]", { hasText: status }).waitFor();
+  await page.locator(".filter [role=status][aria-busy=false]", { hasText: status }).waitFor();
 };
 
 async function exported(page, button) {
@@ -109,7 +103,7 @@ async function testCounts(page, made) {
   });
   await test("columns sort: the largest first, then the smallest", async () => {
     await page.getByLabel("Filter").fill("layers.3");
-    await page.locator(".filter [role=status]", { hasText: "2 matches" }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "2 matches" }).waitFor();
     const names = async () => (await page.locator(".window .row:not(.group) .text").allTextContents()).join();
     for (const [order, expected] of [["descending", "up,down"], ["ascending", "down,up"]]) {
       await page.getByRole("button", { name: "Size" }).click();
@@ -122,7 +116,7 @@ async function testCounts(page, made) {
   await test("an invalid filter is an error, not a count", async () => {
     for (const [text, says] of [["dtype:flaot", "no tensor here is 'flaot'"], ["kind:tensors", "'tensors' is not a kind"], ["size:5", "'size:' is not a filter"], [">5X", "'5X' is not a size"], ["shape:a", "'a' is not a shape"]]) {
       await filter(page, text, says);
-      check(!/match/.test(await page.locator(".filter [role=status]").textContent()), `'${text}' has matches`);
+      check(!/match/.test(await page.locator(".filter [role=status][aria-busy=false]").textContent()), `'${text}' has matches`);
     }
   });
   await test("an entry that has others below it is counted once, with its own dtype and size", async () => {
@@ -213,17 +207,17 @@ async function testComparison(page, made) {
     await open(page, a);
     await goTo(page, "Compare");
     await pick(page, b);
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
   };
-  const line = (page_) => page_.locator(".verdict-line").textContent();
+  const line = (page_) => page_.locator(".current[aria-busy=false] .verdict-line").textContent();
   await test("nothing is called equal before values were compared, and values stay when other toggles change", async () => {
     await compare(path.join(samples, "dcp_fsdp2"), path.join(samples, "dcp_hsdp"));
     check((await line(page)).includes("values not compared yet") && !/same|equal, values/i.test(await line(page)), await line(page));
     await page.getByRole("button", { name: /^Values/ }).click();
-    await page.locator(".verdict-line", { hasText: "equal, values included" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "equal, values included" }).waitFor();
     await page.getByRole("button", { name: "Sharding" }).click();
-    await page.locator(".verdict-line", { hasText: "changed" }).waitFor();
-    await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "changed" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
     await page.locator(".window .mark.changed", { hasText: "sharding" }).first().waitFor();
   });
   await test("groups whose values were not compared have no differences, and each side has its own dtype", async () => {

@@ -56,7 +56,7 @@ async function testPhone(page) {
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
     const tools = page.getByRole("group", { name: "Compare", exact: true });
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     check(await linesOf(tools) === 1, `they take ${await linesOf(tools)}`);
     await page.getByRole("button", { name: /^Values/ }).click();
     const delta = page.locator(".window .row:not(.group) .delta", { hasText: /\d/ }).first();
@@ -75,7 +75,7 @@ async function testSmall(page) {
   await page.setViewportSize(SMALL);
   await test("next to an entry, the tools of a comparison take two lines, or one where there is room", async () => {
     await page.getByRole("button", { name: /^Values/ }).click();
-    await page.locator("section[aria-label=Comparison]:not([aria-busy=true]) .verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
     await page.locator(".window .row:not(.group)", { hasText: "only in B" }).first().click();
     await page.locator("aside header").waitFor();
     const tools = page.getByRole("group", { name: "Compare", exact: true });
@@ -93,8 +93,9 @@ async function testSmall(page) {
     await openSample(page, "torch_ranks_tp_fsdp2"); // its tensors have a mesh and placements
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
-    await page.locator(".verdict-line").waitFor();
+    await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await page.getByLabel("Filter").fill("model.block.down.weight");
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^1 match/ }).waitFor();
     await page.locator(".window .row:not(.group)").first().click();
     const maps = page.locator(".sides h3"), facts = page.locator(".sides dl");
     await maps.nth(1).waitFor();

@@ -3,18 +3,12 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, samples } from "./browser.mjs";
+import { root, samples } from "./browser.mjs";
 import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, native, takePickers, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo, showFields } from "./views.mjs";
+import { goTo, open, showFields } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
-
-async function open(page, target) {
-  await page.getByRole("button", { name: "Tessera", exact: true }).click();
-  await pick(page, target);
-  await page.locator(".window .row .text").first().waitFor();
-}
 
 const view = (page) => page.locator("section.view");
 const ready = (page) => page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
@@ -288,7 +282,7 @@ async function testCancel(page, scratch) {
     await begin("dcp", "one/");
     await goTo(page, "Contents");
     await page.getByLabel("Filter").fill("w1");
-    await page.locator(".filter [role=status]", { hasText: "11 matches" }).waitFor();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "11 matches" }).waitFor();
     check(await page.locator(".job", { hasText: "Converting" }).count() === 1, "it was written before the filter answered");
     await goTo(page, "Convert…");
     await page.locator(".written", { hasText: "24 tensors" }).waitFor();
