@@ -65,7 +65,7 @@ const STATES = {
   files_absent: [path.join(made, "partial"), [ready("Files")]], files_one: ["safetensors_model", [ready("Files")]], files_duplicates: [MAIN, [ready("Files"), click("button", /^Look for/), (page) => page.locator("[aria-label=Duplicates] .fine").waitFor()]],
   optimizer_none: ["safetensors_model", [ready("Optimizer")]], names_changed: ["dcp_ddp", [ready("Names")]],
   compared: [MAIN, [compared("dcp_fsdp2")]], compared_entry: [MAIN, [compared("dcp_fsdp2"), (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("[aria-label='B of the comparison']").waitFor()]],
-  compared_values: [RANKS, [compared(MAIN), values]], compared_values_entry: [RANKS, [compared(MAIN), values, (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("aside .heat").first().waitFor()]],
+  compared_values: [RANKS, [compared(MAIN), values]], compared_values_entry: [RANKS, [compared(MAIN), values, (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("aside .plot").first().waitFor()]],
   compared_series: [RANKS, [compared(MAIN), click("button", "Layer by layer"), click("button", /^Read norms/), (page) => page.locator("table.series td").first().waitFor()]],
   load_result: [MAIN, [ready("Would it load?"), sample("dcp_fsdp2"), (page) => page.getByRole("button", { name: "Check against something else" }).waitFor()]],
   damaged: ["broken_dcp_truncated", []],

@@ -300,7 +300,7 @@ async function testSlices(page, made, scratch) {
     const read = spawnSync(python, ["-c", `import numpy; a = numpy.load(${JSON.stringify(file)}); print(a.dtype, a.tolist())`], { encoding: "utf8" });
     check(read.stdout.trim() === "float32 [9.5, 16.5, 23.5]", read.stdout + read.stderr);
     check(String(await exported(page, "Save CSV")).trim() === "9.5,16.5,23.5", "the CSV is another");
-    await page.locator(".heat canvas").waitFor();
+    await page.getByRole("img", { name: "Line of 3 values from 9.5 to 23.5" }).waitFor();
   });
 }
 

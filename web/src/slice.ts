@@ -20,9 +20,9 @@ export function readableOf({ shape, chunks }: TensorDetail): Readable | undefine
   return found && { ...found, isAll: false };
 }
 
-/** Returns the slice that is shown first: a corner of the last two dimensions of what can be read. */
-export function firstSlice(detail: TensorDetail, side = 64): string {
-  const { shape } = detail, { offsets, sizes } = readableOf(detail) ?? { offsets: [], sizes: shape };
+/** Returns the slice that is shown first: a corner of the last two dimensions of what can be read, or as much of a vector. */
+export function firstSlice(detail: TensorDetail): string {
+  const { shape } = detail, side = shape.length === 1 ? 4096 : 64, { offsets, sizes } = readableOf(detail) ?? { offsets: [], sizes: shape };
   return alongText(shape.map((_, d) => {
     const from = offsets[d] ?? 0;
     return d + 2 >= shape.length ? { from, to: from + Math.min(side, sizes[d] ?? 0) } : { at: from };
@@ -63,6 +63,17 @@ export function alongOf(text: string, shape: readonly number[]): Along[] | undef
 
 export const alongText = (along: readonly Along[], shape: readonly number[]): string =>
   along.map((a, d) => "at" in a ? String(a.at) : a.from === 0 && a.to === shape[d] ? ":" : `${a.from}:${a.to}`).join(",");
+
+/** The names of the rows and columns of what a slice selects: their indices in the tensor. A row of more than two dimensions has several. */
+export function indicesOf(shape: readonly number[], along: readonly Along[] | undefined): { readonly row: (r: number) => string; readonly column: (c: number) => string } {
+  const starts = along?.flatMap((a) => "at" in a ? [] : [a.from]) ?? shape.map(() => 0), outer = shape.slice(0, -1);
+  const row = (r: number): string => {
+    const at: number[] = [];
+    for (let d = outer.length - 1, rest = r; d >= 0; d--) { const size = outer[d] ?? 1; at.unshift(rest % size + (starts[d] ?? 0)); rest = Math.floor(rest / size); }
+    return at.join(",");
+  };
+  return { row, column: (c) => String(c + (starts[outer.length] ?? 0)) };
+}
 
 /** Moves a slice along a dimension: an index by one, a range by its length. Stays within the tensor. */
 export function moved(along: readonly Along[], dim: number, by: 1 | -1, shape: readonly number[]): Along[] {

@@ -1,69 +1,24 @@
-/** A slice of a tensor: as a grid of numbers, as a heat map with its scale, and as a file. */
+/** A slice of a tensor: as a grid of numbers, as a figure, and as a file. */
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { sourceOptions } from "../command";
 import { saveBlob } from "../download";
 import { csvOf, npyOf, numbersOf, shortText, statisticsOf, textsOf, type Elements } from "../elements";
 import type { TensorDetail } from "../protocol";
-import { alongOf, alongText, firstSlice, moved, type Along } from "../slice";
-import { exactText, plural, realText, shapeText } from "../text";
+import { alongOf, alongText, firstSlice, indicesOf, moved, type Along } from "../slice";
+import { exactText, plural, shapeText } from "../text";
 import { CopyCommand } from "./command";
 import { useModel } from "./hooks";
 import { TroubleBox } from "./parts";
+import { Plot } from "./plot";
 
-const MOST_ROWS = 32, MOST_COLUMNS = 16, MOST_PIXELS = 512;
-type Rgb = readonly [number, number, number];
-const LOW: Rgb = [33, 102, 172], MIDDLE: Rgb = [247, 247, 247], HIGH: Rgb = [178, 24, 43], NAN: Rgb = [240, 200, 0];
-
-const mix = (a: Rgb, b: Rgb, t: number): Rgb => [0, 1, 2].map((i) => Math.round((a[i] ?? 0) + ((b[i] ?? 0) - (a[i] ?? 0)) * t)) as unknown as Rgb;
-
-/** Blue means below zero, red above zero and white zero. Values that are not finite are yellow. */
-function colorOf(value: number, most: number): Rgb {
-  if (!Number.isFinite(value)) return NAN;
-  return value < 0 ? mix(MIDDLE, LOW, most ? -value / most : 0) : mix(MIDDLE, HIGH, most ? value / most : 0);
-}
-
-export function HeatMap({ elements, what = "values" }: { elements: Elements; what?: string }): JSX.Element | null {
-  const canvas = useRef<HTMLCanvasElement>(null), numbers = numbersOf(elements);
-  const columns = elements.shape.at(-1) ?? 1, rows = numbers ? Math.ceil(numbers.length / Math.max(1, columns)) : 0;
-  const [width, height] = [Math.min(columns, MOST_PIXELS), Math.min(rows, MOST_PIXELS)];
-  let most = 0;
-  for (let i = 0; i < (numbers?.length ?? 0); i++) { const n = Math.abs(numbers?.[i] ?? 0); if (Number.isFinite(n) && n > most) most = n; }
-  useEffect(() => {
-    const context = canvas.current?.getContext("2d");
-    if (!context || !numbers || !width || !height) return;
-    const image = context.createImageData(width, height);
-    for (let y = 0; y < height; y++) {
-      for (let x = 0; x < width; x++) image.data.set([...colorOf(numbers[y * columns + x] ?? NaN, most), 255], (y * width + x) * 4);
-    }
-    context.putImageData(image, 0, 0);
-  }, [elements]);
-  if (!numbers || !width || !height) return null;
-  return (
-    <figure class="heat">
-      <canvas ref={canvas} width={width} height={height} role="img" aria-label={`Heat map of ${exactText(rows)} × ${exactText(columns)} ${what} from ${realText(-most)} to ${realText(most)}`} />
-      <figcaption><span>{realText(-most)}</span><span class="scale" aria-hidden="true" /><span>{realText(most)}</span></figcaption>
-      {(width < columns || height < rows) && <p class="quiet">The first {height} × {width} are drawn.</p>}
-    </figure>
-  );
-}
-
-/** The names of the rows and columns: their indices in the tensor. A row of more than two dimensions has several. */
-function indicesOf(elements: Elements, along: readonly Along[] | undefined): { readonly row: (r: number) => string; readonly column: (c: number) => string } {
-  const starts = along?.flatMap((a) => "at" in a ? [] : [a.from]) ?? elements.shape.map(() => 0), outer = elements.shape.slice(0, -1);
-  const row = (r: number): string => {
-    const at: number[] = [];
-    for (let d = outer.length - 1, rest = r; d >= 0; d--) { const size = outer[d] ?? 1; at.unshift(rest % size + (starts[d] ?? 0)); rest = Math.floor(rest / size); }
-    return at.join(",");
-  };
-  return { row, column: (c) => String(c + (starts[outer.length] ?? 0)) };
-}
+const MOST_ROWS = 32, MOST_COLUMNS = 16;
 
 interface GridOf { readonly elements: Elements; readonly along: readonly Along[] | undefined; readonly label?: string; readonly most?: readonly [number, number]; readonly against?: Elements | undefined }
 
 /** The values as a table. With `against`, what differs from that is marked. */
 export function Grid({ elements, along, label = "Table of values", most: [mostRows, mostColumns] = [MOST_ROWS, MOST_COLUMNS], against }: GridOf): JSX.Element | null {
-  const texts = textsOf(elements), others = against && textsOf(against), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements, along), isScalar = elements.shape.length === 0, hasRows = elements.shape.length > 1;
+  const texts = textsOf(elements), others = against && textsOf(against), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements.shape, along), isScalar = elements.shape.length === 0, hasRows = elements.shape.length > 1;
   if (!texts) return <p class="quiet">Elements of {elements.dtype} cannot be shown one by one.</p>;
   if (texts.length === 0) return <p>The slice has no elements.</p>;
   const rows = Array.from({ length: Math.min(mostRows, Math.ceil(texts.length / columns)) }, (_, r) => texts.slice(r * columns, r * columns + Math.min(columns, mostColumns)));
@@ -122,7 +77,7 @@ export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
       {elements && <>
         <StatisticsLine elements={elements} isWhole={elements.shape.reduce((a, b) => a * b, 1) === shape.reduce((a, b) => a * b, 1)} />
         <Grid elements={elements} along={along} />
-        {elements.shape.some((size) => size > 1) && <HeatMap elements={elements} />}
+        <Plot elements={elements} along={along} />
       </>}
       <p class="buttons">
         {npy && <button type="button" class="small" onClick={() => saveBlob(`${name}.npy`, npy)}>Save .npy</button>}

@@ -1,4 +1,4 @@
-/** One entry in A and in B, side by side: shapes, chunks and values, and where the values differ as a heat map of A − B. This
+/** One entry in A and in B, side by side: shapes, chunks and values, and where the values differ as a figure of A − B. This
  *  script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -12,7 +12,8 @@ import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
 import { ShardMapView } from "./shard_map";
-import { Grid, HeatMap, StatisticsLine } from "./slice";
+import { Plot } from "./plot";
+import { Grid, StatisticsLine } from "./slice";
 
 interface DiffOf { readonly fqn: string; readonly detail: Detail | undefined; readonly compared: Compared; readonly map: DiffOptions["map"] }
 /** What was read, and the slice that it is. */
@@ -78,7 +79,7 @@ function Values({ a, b, map }: { a: TensorDetail | undefined; b: TensorDetail; m
       {trouble && <TroubleBox trouble={trouble} />}
       {found?.differences && <Facts facts={factsOfDifferences(found.differences, found.slice === slice ? "" : found.slice)} />}
       {found && <div class="sides"><Corner name="A" detail={a} found={found} isOne={isOne} /><Corner name="B" detail={b} found={found} isOne={isOne} /></div>}
-      {found?.differences && <HeatMap elements={found.differences.elements} what="differences A − B" />}
+      {found?.differences && <Plot elements={found.differences.elements} along={alongOf(found.slice, b.shape)} what="differences A − B" />}
     </>
   );
 }
