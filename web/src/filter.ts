@@ -7,9 +7,14 @@ export const IS = ["different", "changed", "only-a", "only-b", "renamed", "same"
 const SHAPE = /^(\d|[*?]|\[[!^]?[\d-]+\])+(x(\d|[*?]|\[[!^]?[\d-]+\])+)*$/;
 const SIZE = /^[<>]=?\d*\.?\d+(e[+-]?\d+)?([kmgt]i?)?b?$/i;
 
+const globOf = (name: string): string => name.replace(/[\s*?[\]]/g, "?");
+
+/** Returns a term that the entries below a module, or of a part, match. */
+export const belowTerm = (module: string): string => `${globOf(module)}.**`;
+
 /** Returns a term that only the entries of this file match. */
 export function fileTerm(name: string): string {
-  const glob = name.replace(/[\s*?[\]]/g, "?");
+  const glob = globOf(name);
   return `file:${glob.includes("?") ? glob : `${glob.slice(0, -1)}?`}`;
 }
 

@@ -1,10 +1,11 @@
 /** One entry: its facts, its shard map, its values and the findings about it. This script is fetched when the first entry is chosen. */
 import type { JSX } from "preact";
+import { belowTerm } from "../filter";
 import type { Selected } from "../model";
 import { isDense, type Detail, type ObjectDetail, type PerRankDetail, type TensorDetail } from "../protocol";
 import { bytesText, exactText, fullBytesText, plural, realText, shapeText, visible } from "../text";
 import { closeEntry } from "./detail";
-import { useModel } from "./hooks";
+import { useModel, useNarrow, useView } from "./hooks";
 import { Later } from "./later";
 import { Copy, Facts, LevelMark, TroubleBox } from "./parts";
 import { ShardMapView } from "./shard_map";
@@ -49,9 +50,15 @@ function Body({ detail }: { detail: Detail }): JSX.Element {
   return <><TensorFacts detail={detail} /><ShardMapView detail={detail} /><Values detail={detail} /></>;
 }
 
-function Breadcrumb({ fqn }: { fqn: string }): JSX.Element {
-  const parts = fqn.split("."), last = parts.pop() ?? "";
-  return <h2><span class="quiet crumbs">{parts.map((p) => `${visible(p)}.`).join("\u200b")}</span>{visible(last)}</h2>;
+/** The name of the entry. Each module in it shows what it holds. */
+function Breadcrumb({ selected: { fqn, compared } }: { selected: Selected }): JSX.Element {
+  const model = useModel(), [, go] = useView(), isNarrow = useNarrow(), parts = fqn.split("."), last = parts.pop() ?? "";
+  const show = (module: string) => {
+    if (isNarrow) model.deselect(); // it covers the list
+    if (!compared) go("contents");
+    void model.lists.filter(compared ? "compare" : "all", belowTerm(module));
+  };
+  return <h2 aria-label={visible(fqn)}><span class="quiet crumbs">{parts.map((p, i) => [i > 0 && "\u200b", <button key={i} type="button" class="link" title="Show what is in it" onClick={() => show(parts.slice(0, i + 1).join("."))}>{visible(p)}.</button>])}</span>{visible(last)}</h2>;
 }
 
 const loadDiff = async () => (await import("./tensor_diff")).TensorDiff;
@@ -69,7 +76,7 @@ export function EntryPane({ selected }: { selected: Selected }): JSX.Element {
   return (
     <>
       <header>
-        <Breadcrumb fqn={selected.fqn} />
+        <Breadcrumb selected={selected} />
         <Copy text={selected.fqn} what="name" />
         <button type="button" class="small" onClick={() => closeEntry(model)} aria-label="Close entry" title="Esc">✕</button>
       </header>

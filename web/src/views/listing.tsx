@@ -1,7 +1,7 @@
 /** The Contents view: the search field, the filter chips with the totals of the matching entries, and the tree. */
 import type { JSX } from "preact";
 import { OWN_ORDER } from "../entry_tree";
-import { termsOf, toggled } from "../filter";
+import { belowTerm, termsOf, toggled } from "../filter";
 import type { OutlineName } from "../protocol";
 import { amountText, bytesText, exactText, plural } from "../text";
 import { useModel } from "./hooks";
@@ -39,7 +39,7 @@ export function Listing(): JSX.Element | null {
   if (!overview) return null;
   const objects = overview.objects + overview.opaque;
   const chips: ChipTerm[] = [
-    ...(model.parts ?? []).map(({ name }) => ({ term: `${name}.**`, label: name })),
+    ...(model.parts ?? []).map(({ name }) => ({ term: belowTerm(name), label: name })),
     ...(objects && overview.tensors ? [{ term: "kind:tensor", label: plural(overview.tensors, "tensor") }, ...(overview.objects ? [{ term: "kind:object", label: plural(overview.objects, "object") }] : []), ...(overview.opaque ? [{ term: "kind:opaque", label: `${exactText(overview.opaque)} opaque` }] : [])] : []),
     ...(overview.dtypes.length > 1 ? [...overview.dtypes].sort((a, b) => b.bytes - a.bytes).slice(0, MOST_DTYPES).map(({ name }) => ({ term: `dtype:${name}`, label: name })) : []),
   ];

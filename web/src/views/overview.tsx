@@ -1,6 +1,7 @@
 /** The right side of the page until an entry is chosen: where the bytes are, and what is worth looking at. */
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect } from "preact/hooks";
+import { belowTerm } from "../filter";
 import { rankOf } from "../ranks";
 import type { View } from "../route";
 import { bytesText, countText, exactText, objectTexts, plural, shortName, visible } from "../text";
@@ -107,7 +108,7 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
       <p class="quiet">{plural(overview.tensors, "tensor")}{overview.per_rank > 0 && ` (${exactText(overview.per_rank)} of them ${overview.per_rank === 1 ? "differs" : "differ"} from rank to rank)`} in {plural(files.length || overview.files.length, "file")}{objectTexts(overview).map((text) => `, ${text}`)}.{entries > 0 && " Choose an entry to see how it is stored."}</p>
       <Summary />
       <TopProblems go={go} />
-      {about && about.modules.length > 1 && about.modules.some((m) => m.isGroup) && <Bars title={opened?.amounts.parameters ? "Parameters by module" : "Elements by module"} text={countText} list={about.modules.map(({ name, elements, isGroup }) => ({ name, bytes: elements, show: () => { if (isGroup) void model.lists.filter("all", `${name}.**`); else void model.reveal(name); } }))} />}
+      {about && about.modules.length > 1 && about.modules.some((m) => m.isGroup) && <Bars title={opened?.amounts.parameters ? "Parameters by module" : "Elements by module"} text={countText} list={about.modules.map(({ name, elements, isGroup }) => ({ name, bytes: elements, show: () => { if (isGroup) void model.lists.filter("all", belowTerm(name)); else void model.reveal(name); } }))} />}
       {overview.dtypes.length > 1 && <Bars title="Bytes by dtype" list={overview.dtypes} />}
       <Bars title="File bytes by rank" list={ranks} isOrdered />
       {files.length > 1 && files.length !== ranks.length && <Bars title="Bytes by file" list={files.map((f) => ({ name: f.absent ? `${f.name} (absent)` : f.name, bytes: f.used }))} />}
