@@ -20,8 +20,8 @@ const MOST = 24 << 20, LONG = 256;
  *  multiples of LEAST. Blocks that are read ahead use it, too. */
 let spare: ArrayBuffer[] = [];
 export function recycle(buffer: ArrayBuffer): void {
-  spare.push(buffer);
-  while (spare.reduce((sum, { byteLength }) => sum + byteLength, 0) > MOST) spare.shift();
+  spare.unshift(buffer); // what was used last is still in the processor's caches, and is used first
+  while (spare.reduce((sum, { byteLength }) => sum + byteLength, 0) > MOST) spare.pop();
 }
 export function memoryFor(wanted: number): ArrayBuffer {
   const all = Math.ceil(wanted / LEAST) * LEAST, at = spare.findIndex(({ byteLength }) => byteLength === all);
