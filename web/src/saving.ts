@@ -1,5 +1,5 @@
-/** Writes the open checkpoint in another form: the preview, the job and its result. There is one for Convert and one for
- *  Reshard. */
+/** Writes a checkpoint in another form: the preview, the job and its result. Each checkpoint has one for Convert, one for Reshard and one
+ *  for its optimizer. */
 import type { Model } from "./model";
 import type { Chosen } from "./place";
 import type { Trouble, Writing, WritingPreview, Written } from "./protocol";
@@ -32,13 +32,6 @@ export class Saving {
 
   /** Whether it is known what this would write, or why it cannot be written. */
   isAnswered(writing: Writing): boolean { return this.previewed === JSON.stringify(writing); }
-
-  reset(): void {
-    this.#asked++;
-    this.preview = this.previewTrouble = this.trouble = this.written = this.name = undefined;
-    this.to = this.saved = this.previewed = "";
-    this.isCancelled = false;
-  }
 
   rename(name: string): void {
     this.name = name;
