@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo, open } from "./views.mjs";
+import { goTo, open, openSample } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -221,6 +221,21 @@ async function testRecents(page, url) {
     await page.goto(url);
     await page.getByRole("button", { name: "Forget dcp_hsdp" }).click();
     await page.getByRole("button", { name: "Forget dcp_hsdp" }).waitFor({ state: "detached" });
+  });
+  await test("what a reload would open does not replace what is opened while the browser is asked", async () => {
+    const tab = await page.context().newPage();
+    await tab.addInitScript(() => { FileSystemHandle.prototype.queryPermission = () => new Promise((resolve) => { globalThis.permit = () => resolve("granted"); }); });
+    await startWith(tab, "dcp_hsdp");
+    await tab.reload();
+    await tab.waitForFunction(() => globalThis.permit);
+    await openSample(tab, "torch_train_state");
+    let workers = 0;
+    tab.on("worker", () => { workers++; });
+    await tab.evaluate(() => new Promise((resolve) => { globalThis.permit(); setTimeout(resolve); }));
+    await tab.getByLabel("Filter").fill("model");
+    await tab.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
+    check(workers === 0 && await tab.locator(".top h1").textContent() === "torch_train_state", await tab.locator(".top h1").textContent());
+    await tab.close();
   });
   await test("a recent checkpoint opens again", async () => {
     await page.locator("section[aria-label='Recent checkpoints'] li button", { hasText: "safetensors_index" }).first().click();

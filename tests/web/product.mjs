@@ -317,6 +317,34 @@ async function testFigures(page, scratch) {
     await row(page, "n").click();
     await page.locator(".statistics .bad", { hasText: "1 NaN" }).waitFor();
   });
+  await test("a vector is a line with its gaps, and what the pointer is on is named in both kinds of figures", async () => {
+    await open(page, made(scratch, "figures.safetensors", { long: ["float32", [200], count(200, (i) => i === 7 ? NaN : i / 4 - 10)], wide: ["float32", [2, 3, 4], count(24, (i) => i * 2)] }));
+    const said = page.locator("aside .plot p").last(), point = async (figure, x, y) => {
+      const { width, height } = await figure.boundingBox();
+      await figure.hover({ position: { x: width * x, y: height * y } });
+      return said.textContent();
+    };
+    await row(page, "long").click();
+    const line = page.getByRole("img", { name: "Line of 200 values from -10 to 39.75" });
+    await line.waitFor();
+    check(await line.locator(".odd").count() === 1 && (await line.locator("path").getAttribute("d")).match(/M/g).length === 2, await line.innerHTML());
+    check(await point(line, 100.5 / 200, 0.5) === "[100]  15", await said.textContent());
+    await row(page, "wide").click();
+    const map = page.getByRole("img", { name: "Heat map of 3 × 4 values" });
+    await map.waitFor();
+    check(await point(map, 2.5 / 4, 1.5 / 3) === "[0, 1, 2]  12", await said.textContent());
+    await page.mouse.move(5, 5);
+    await said.filter({ hasText: /^\s*$/ }).waitFor();
+  });
+  await test("the modules in an entry's name show what they hold", async () => {
+    await open(page, made(scratch, "modules.safetensors", { "a b.c.w": weight(2), "a b.c.v": weight(3), "a b.d.w": weight(4), "other.w": weight(5) }));
+    await page.locator(".window .row:not(.group)", { hasText: "v" }).first().click();
+    await page.locator("aside h2").getByRole("button", { name: "c." }).click();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "2 matches" }).waitFor();
+    await page.locator("aside h2").getByRole("button", { name: "a b." }).click();
+    await page.locator(".filter [role=status][aria-busy=false]", { hasText: "3 matches" }).waitFor();
+    await open(page, path.join(scratch, "values.safetensors"));
+  });
   await test("an entry can be copied as a command and as Python", async () => {
     await row(page, "big").click();
     await page.locator("table.values td").first().waitFor();
