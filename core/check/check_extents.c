@@ -28,6 +28,10 @@
 #define PIECE_BYTES  ((size_t)256 << 10)
 #define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
 
+/* Pieces per thread and round. At the end of a round, threads wait for the slowest one, which takes noticeable time if rounds are short. A
+ * store that fetches ahead keeps only few MiB behind the first piece of the next round. */
+enum { JOBS = 64, SCHEDULED_JOBS = 8 };
+
 typedef tsr_deep_counts counts;
 typedef tsr_deep_tally tally;
 typedef tsr_deep check;
@@ -35,7 +39,6 @@ typedef tsr_deep check;
 typedef struct piece {
     uint32_t file;
     uint64_t byte_offset;
-    uint8_t *memory; /* for a single slice */
     size_t size;
     bool first, last; /* of the pieces of the extent or its sum that this rank reads */
     bool partial;     /* this rank does not read all of these pieces, */
@@ -142,23 +145,24 @@ static void deep_close(tsr_deep *c)
 /* ---- pieces ---- */
 
 /* Where the slice that begins at `at` ends: after a whole number of elements. */
-static size_t slice_end(const piece *p, size_t at)
+static size_t slice_end(const check *c, const piece *p, size_t at)
 {
-    if (p->size - at <= SLICE_BYTES) return p->size;
-    size_t end = at + SLICE_BYTES;
+    if (p->size - at <= c->slice) return p->size;
+    size_t end = at + c->slice;
     if (end > p->scan_from && end < p->scan_to) end -= (end - p->scan_from) % 16;
     return end;
 }
 
-static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
+/* `lent` has room for a slice. All pieces of a thread use the same memory, which stays in its cache. */
+static tsr_status fill_piece(void *ctx, void *job, uint8_t *lent, tsr_error *err)
 {
     (void)err;
     const check *c = ctx;
     const tsr_host *host = tsr_checkpoint_host(c->checkpoint);
     piece *p = job;
     for (size_t at = 0, end; at < p->size; at = end) {
-        end = slice_end(p, at);
-        uint8_t *data = tsr_place_for_copy(p->memory, p->byte_offset + at, TSR_NO_POSITION);
+        end = slice_end(c, p, at);
+        uint8_t *data = tsr_place_for_copy(lent, p->byte_offset + at, TSR_NO_POSITION);
         tsr_store *store = tsr_checkpoint_store(c->checkpoint);
         if (tsr_store_read(store, p->file, p->byte_offset + at, data, end - at, &p->failure) != TSR_OK) return TSR_OK;
         if (p->has_crc || p->has_sum) p->crc = tsr_crc32(host, p->crc, data, end - at);
@@ -318,14 +322,13 @@ typedef struct stretch {
 static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n, tsr_error *err)
 {
     void *job;
-    uint8_t *memory;
+    uint8_t *unused;
     tsr_store_expect(c->scheduled, extent->file, extent->byte_offset + n->at, n->end - n->at);
-    const size_t slice = n->end - n->at < SLICE_BYTES ? (size_t)(n->end - n->at) : SLICE_BYTES;
-    TSR_TRY(tsr_ring_job(c->ring, slice + TSR_COPY_SLACK, &job, &memory, err));
+    const size_t slice = n->end - n->at < c->slice ? (size_t)(n->end - n->at) : c->slice;
+    TSR_TRY(tsr_ring_lent_job(c->ring, 0, slice + TSR_COPY_SLACK, &job, &unused, err));
     piece *p = job;
     p->file = extent->file;
     p->byte_offset = extent->byte_offset + n->at;
-    p->memory = memory;
     p->size = (size_t)(n->end - n->at);
     p->first = n->first;
     p->last = n->last;
@@ -455,7 +458,8 @@ static tsr_status take_documents(check *c, tsr_error *err)
 static tsr_status read_extents(check *c, const tsr_ring_work *work, tsr_error *err)
 {
     TSR_TRY(tsr_ring_begin(c->ring, work, err));
-    TSR_TRY(tsr_ring_reserve(c->ring, (size_t)work->enough / 2, err));
+    const size_t most = tsr_ring_largest(c->ring) - TSR_COPY_SLACK;
+    c->slice = most < SLICE_BYTES ? most : SLICE_BYTES;
     TSR_TRY(take_documents(c, err));
     TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
     return tsr_ring_end(c->ring, err);
@@ -464,13 +468,10 @@ static tsr_status read_extents(check *c, const tsr_ring_work *work, tsr_error *e
 /* Reads the extents in this rank's share, and counts their values in `tallies`. */
 static tsr_status deep_extents(check *c, tsr_error *err)
 {
-    const uint32_t threads = tsr_threads(c->checkpoint->given_host);
-    /* Eight pieces per thread and round: with fewer, waiting for the slowest thread takes noticeable time. */
-    const size_t enough = 16 * threads * (SLICE_BYTES + TSR_COPY_SLACK);
-    const tsr_ring_work work = {
-        .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
+    tsr_ring_work work = {.job_size = sizeof(piece), .fill_lent = fill_piece, .drain = drain_piece, .ctx = c};
     c->partials = tsr_vec_of(c->share.allocator, sizeof(partial));
     TSR_TRY(announce(c, err));
+    work.most_jobs = tsr_threads(c->checkpoint->given_host) * (c->scheduled ? SCHEDULED_JOBS : JOBS);
     tsr_error ending = {0};
     tsr_status status = read_extents(c, &work, err);
     if (c->scheduled && tsr_store_takes_schedules(c->scheduled))

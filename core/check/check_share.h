@@ -84,6 +84,7 @@ typedef struct tsr_deep {
     uint64_t byte_done;
     tsr_deep_tally *tallies; /* one per entry */
     uint64_t most;           /* the largest size of a piece in bytes, the same on all ranks */
+    size_t slice;            /* bytes of a piece that are read at a time */
     uint64_t extents;        /* the number of the next extent */
     tsr_share share;         /* findings are first added to share.found */
     /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the walk itself are

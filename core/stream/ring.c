@@ -291,17 +291,15 @@ tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err)
     return TSR_OK;
 }
 
-/* Returns the most bytes that jobs keep in one half, considering `enough`. */
-static size_t most_used(const tsr_ring *ring)
+static size_t most_jobs(const tsr_ring *ring)
 {
-    const size_t most = most_kept(ring), enough = ring->work.enough / 2;
-    return enough && enough < most ? enough : most;
+    return ring->work.most_jobs && ring->work.most_jobs < MOST_JOBS ? ring->work.most_jobs : MOST_JOBS;
 }
 
 /* Whether the half has no place for a job that keeps `room` more bytes. */
 static bool is_full(const tsr_ring *ring, const half *h, size_t room)
 {
-    return h->count && (room > h->kept.capacity - h->used || h->used + room > most_used(ring));
+    return h->count && (room > h->kept.capacity - h->used || h->used + room > most_kept(ring));
 }
 
 static tsr_status check_sizes(const tsr_ring *ring, size_t room, size_t lent, tsr_error *err)
@@ -319,11 +317,11 @@ tsr_status tsr_ring_lent_job(tsr_ring *ring, size_t bytes, size_t lent, void **j
     const size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     TSR_TRY(check_sizes(ring, room, lent, err));
     const bool full = is_full(ring, h, room);
-    if (h->count == MOST_JOBS || full || (h->count && h->all_lent + lent > ROUND_LENT * ring->half_bytes)) {
+    if (h->count == most_jobs(ring) || full || (h->count && h->all_lent + lent > ROUND_LENT * ring->half_bytes)) {
         TSR_TRY(run_round(ring, err));
         h = &ring->halves[ring->filling];
     }
-    if (room > h->kept.capacity || (full && h->kept.capacity < most_used(ring)))
+    if (room > h->kept.capacity || (full && h->kept.capacity < most_kept(ring)))
         TSR_TRY(grow(ring, &h->kept, room, most_kept(ring), err));
     *job = job_at(ring, h, h->count);
     memset(*job, 0, ring->work.job_size);
@@ -332,7 +330,7 @@ tsr_status tsr_ring_lent_job(tsr_ring *ring, size_t bytes, size_t lent, void **j
     h->errors[h->count].message[0] = 0;
     h->lent[h->count++] = lent;
     h->all_lent += lent;
-    *memory = h->kept.memory + h->used;
+    *memory = room ? h->kept.memory + h->used : NULL;
     h->used += room;
     return TSR_OK;
 }

@@ -52,7 +52,7 @@ typedef struct tsr_ring_work {
      * it is free, and the work on one half goes on while the other fills. */
     tsr_status (*settle)(void *ctx, tsr_error *err);
     void *ctx;
-    size_t enough; /* bytes that keep all threads busy; more are not used. 0: use as much as possible */
+    size_t most_jobs; /* of a round; 0: as many as there is memory for */
 } tsr_ring_work;
 
 /* Begins a work; a ring runs one at a time. Copies *work, and needs only its ctx until the end. Errors: TSR_E_NOMEM. */
@@ -61,7 +61,7 @@ tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *
  * have that much. Without this call memory grows from round to round, and the first rounds have fewer jobs than there are
  * threads. */
 tsr_status tsr_ring_reserve(tsr_ring *ring, size_t bytes, tsr_error *err);
-/* Adds a job, which is zeroed, with `bytes` of memory; both are valid until its drain has returned. The caller must complete
+/* Adds a job, which is zeroed, with `bytes` of memory (NULL for 0); both are valid until its drain has returned. The caller must complete
  * the job before the next call. May run a round first, and returns its failure. TSR_E_LIMIT for more than half of the
  * ring. */
 tsr_status tsr_ring_job(tsr_ring *ring, size_t bytes, void **job, uint8_t **memory, tsr_error *err);
