@@ -1,5 +1,6 @@
 /* Presents the merge of several checkpoints as one mapped checkpoint over the first of them. */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "base/line.h"
 #include "formats/common/metadata.h"
@@ -123,11 +124,65 @@ static tsr_status compare(const tsr_merge_input *a, const tsr_entry *of_a, const
     return difference.differing ? differ(a, of_a, b, err) : TSR_OK;
 }
 
-/* Checks that an entry of the first input and the same entry of input `other` can be summed or, if they
- * cannot, that they are equal. Fails with TSR_E_FORMAT and a message that names both inputs otherwise. */
-static tsr_status merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b,
-                              tsr_ring *ring, tsr_error *err)
+/* An entry that is not summed, and the same entry of input `other`. */
+typedef struct equal_pair {
+    const tsr_entry *a, *b;
+    uint32_t other;
+} equal_pair;
+
+/* Pairs of tensors that must be equal, shared out among threads. Each is read by one thread: they are small, so one read or two per tensor
+ * would keep the other threads waiting. */
+typedef struct equality {
+    const tsr_merge *merge;
+    const equal_pair *pairs;
+    size_t count, threads;
+    tsr_host alone;
+    atomic_size_t first_failed; /* `count`: none */
+} equality;
+
+static tsr_status compare_equal(const equality *e, size_t index, tsr_ring *ring, tsr_error *err)
 {
+    const equal_pair *pair = &e->pairs[index];
+    const tsr_merge_input *inputs = e->merge->inputs;
+    return compare(&inputs[0], pair->a, &inputs[pair->other], pair->b, ring, err);
+}
+
+static void compare_share(void *arg, size_t thread)
+{
+    equality *e = arg;
+    tsr_error ignored = {0};
+    tsr_ring *ring = NULL;
+    size_t i = thread;
+    tsr_status status = tsr_ring_new(&e->alone, TSR_RING_LEAST_BYTES, &ring, &ignored);
+    while (status == TSR_OK && i < atomic_load(&e->first_failed)) {
+        status = compare_equal(e, i, ring, &ignored);
+        if (status == TSR_OK) i += e->threads;
+    }
+    size_t first = atomic_load(&e->first_failed);
+    while (status != TSR_OK && i < first && !atomic_compare_exchange_weak(&e->first_failed, &first, i)) continue;
+    tsr_ring_free(ring);
+}
+
+static tsr_status compare_all(const tsr_merge *merge, const tsr_vec *pairs, const tsr_host *host, tsr_ring *ring,
+                              tsr_error *err)
+{
+    equality e = {
+        .merge = merge, .pairs = pairs->items, .count = pairs->count, .threads = tsr_threads(host), .alone = *host};
+    e.alone.parallel_for = NULL;
+    e.alone.threads = 1;
+    atomic_init(&e.first_failed, e.count);
+    tsr_parallel(host, e.threads < e.count ? e.threads : e.count, compare_share, &e);
+    /* Once more from the first failure on, for its error message; and if that was due to a lack of memory, for the others. */
+    for (size_t i = atomic_load(&e.first_failed); i < e.count; i++) TSR_TRY(compare_equal(&e, i, ring, err));
+    return TSR_OK;
+}
+
+/* Checks that an entry of the first input and the same entry of input `other` can be summed or, if they cannot, that they are equal; the pair
+ * of a small tensor is added to `pairs` instead, to be compared later. Fails with TSR_E_FORMAT and a message that names both inputs otherwise. */
+static tsr_status merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b,
+                              tsr_ring *ring, tsr_vec *pairs, tsr_error *err)
+{
+    uint64_t bytes;
     const tsr_merge_input *a = &merge->inputs[0], *b = &merge->inputs[other];
     char x[160], y[160];
     if (!same_tensor(of_a, of_b, merge->dtype != TSR_DTYPE_NONE)) {
@@ -139,7 +194,12 @@ static tsr_status merge_check(const tsr_merge *merge, uint32_t other, const tsr_
                         cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
     }
     if (tsr_merge_sums(of_a)) return TSR_OK;
-    return compare(a, of_a, b, of_b, ring, err);
+    if (of_a->kind != TSR_ENTRY_TENSOR || !tsr_entry_bytes(of_a, &bytes) || bytes > TSR_RING_LEAST_BYTES)
+        return compare(a, of_a, b, of_b, ring, err);
+    equal_pair *pair = tsr_vec_push(pairs, err);
+    if (!pair) return TSR_E_NOMEM;
+    *pair = (equal_pair){of_a, of_b, other};
+    return TSR_OK;
 }
 
 /* ---- slerp ---- */
@@ -254,8 +314,7 @@ tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t par
     const size_t count = (size_t)((s.merge->entry_count - part - 1) / parts + 1);
     s.results = tsr_alloc(host->allocator, count, sizeof *s.results, err);
     if (!s.results) return TSR_E_NOMEM;
-    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, measure_one, &s);
-    for (size_t i = 0; i < count && !host->parallel_for; i++) measure_one(&s, i);
+    tsr_parallel(host, count, measure_one, &s);
     size_t failed = 0;
     while (failed < count && s.results[failed] == TSR_OK) failed++;
     tsr_free(host->allocator, s.results, count, sizeof *s.results);
@@ -382,6 +441,7 @@ typedef struct builder {
     tsr_ring *ring;
     tsr_map *storages; /* storage_id of the first input → index in `tied` */
     tsr_vec tied;      /* of tied_row: the first tensor of each storage */
+    tsr_vec equals;    /* of equal_pair */
     bool *scalars; /* by entry of the first input: whether it is one of an optimizer's state, which `dtype` does not cast */
     tsr_error *err;
 } builder;
@@ -495,7 +555,7 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
         entries[i] = tsr_checkpoint_entry(inputs[i].checkpoint, entry->fqn);
         TSR_FAIL_IF(!entries[i], b->err, TSR_E_FORMAT, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(entry->fqn),
                     TSR_STR_ARG(inputs[0].name), TSR_STR_ARG(inputs[i].name));
-        TSR_TRY(merge_check(b->merge, i, entry, entries[i], b->ring, b->err));
+        TSR_TRY(merge_check(b->merge, i, entry, entries[i], b->ring, &b->equals, b->err));
     }
     for (uint32_t i = 0; i < b->inputs; i++)
         if (entries[i]->dtype == TSR_FLOAT64) tensor->sums = TSR_FLOAT64;
@@ -557,7 +617,7 @@ static tsr_status fill_all(builder *b)
     TSR_TRY(check_names(b));
     for (uint32_t i = 0; i < b->inputs; i++) TSR_TRY(check_repeats(b, b->merge->inputs[i].checkpoint));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(b, &catalog->entries[i], i));
-    return TSR_OK;
+    return compare_all(b->merge, &b->equals, b->m->own->host, b->ring, b->err);
 }
 
 /* ---- the merge ---- */
@@ -620,6 +680,7 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     b->m = m;
     b->err = err;
     b->tied = tsr_vec_of(host->allocator, sizeof(tied_row));
+    b->equals = tsr_vec_of(host->allocator, sizeof(equal_pair));
     b->storages = tsr_map_new(host->allocator, 0, err);
     tsr_status status = b->storages ? tsr_ring_new(host, 0, &b->ring, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = new_merge(b);
@@ -627,6 +688,7 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     tsr_ring_free(b->ring);
     tsr_map_free(b->storages);
     tsr_vec_free(&b->tied);
+    tsr_vec_free(&b->equals);
     return status;
 }
 

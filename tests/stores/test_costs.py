@@ -89,3 +89,33 @@ def test_cost_of_columns_of_many_ranks(t):
                 print(f"{ranks} ranks {mapped}: {read / size:.3f} of the bytes by {len(ranges)} requests for {items} items")
                 need(read <= 1.05 * size and len(ranges) <= 8 * items, f"{ranks} ranks {mapped}: {read / size:.3f} of the bytes by {len(ranges)} requests for {items} items")
             need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", *mapped, "--json")["same"], f"{mapped}: another checkpoint")
+
+
+@test
+def test_cost_of_integers_that_a_merge_compares(t):
+    """Tensors of integers must be equal. Each takes a read of every input, and those of several tensors are under way at the same time."""
+    count, size = 48, 192 << 10
+    tensors = {f"t{i:02}": ("I64", [size // 8], os.urandom(size)) for i in range(count)}
+    for name, last in (("a", os.urandom(size)), ("b", os.urandom(size))):
+        st_write(t.at(f"{name}.safetensors"), {**tensors, f"t{count - 1}": ("I64", [size // 8], last)})
+        t.run("convert", t.at(f"{name}.safetensors"), t.at(name), "--to", "safetensors", "--max-shard-size", "200KB")
+    objects = {f"{name}/{k}": v for name in "ab" for k, v in files_below(t.at(name)).items()}
+    need(len(objects) == 2 * (count + 1), f"{len(objects)} files")
+    under_way, most, total = 0, 0, 0  # of requests for what is behind a header
+
+    def late(handler, key, _):
+        nonlocal under_way, most, total
+        is_data = key.startswith("b/") and re.match(r"bytes=[1-9]", handler.headers.get("Range", ""))
+        if is_data:
+            with handler.server.lock:
+                under_way, total = under_way + 1, total + 1
+                most = max(most, under_way)
+            time.sleep(0.05)
+            with handler.server.lock:
+                under_way -= 1
+        return False
+
+    with serving(objects, late) as s:
+        p = t.run("merge", t.at("out.safetensors"), "s3://b/a", "s3://b/b", "--method", "linear", status=2, env=s.env())
+        need(b"'t47' is not a floating-point tensor" in p.stderr, p.stderr)
+    need(total >= count and most >= 8, f"{most} of {total} requests at most at once")
