@@ -28,8 +28,8 @@
 #define PIECE_BYTES  ((size_t)256 << 10)
 #define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
 
-/* Pieces per thread and round. At the end of a round, threads wait for the slowest one, which takes noticeable time if rounds are short. A
- * store that fetches ahead keeps only few MiB behind the first piece of the next round. */
+/* Pieces per thread and round. At the end of a round, threads wait for the slowest one, which takes noticeable time if rounds are short. Where
+ * a store fetches ahead, the walk must not be beyond what it fetches when the first piece is read. */
 enum { JOBS = 64, SCHEDULED_JOBS = 8 };
 
 typedef tsr_deep_counts counts;
@@ -160,6 +160,8 @@ static tsr_status fill_piece(void *ctx, void *job, uint8_t *lent, tsr_error *err
     const check *c = ctx;
     const tsr_host *host = tsr_checkpoint_host(c->checkpoint);
     piece *p = job;
+    /* Not when the piece is added: what a reader has passed is not fetched ahead. */
+    tsr_store_expect(c->scheduled, p->file, p->byte_offset, p->size);
     for (size_t at = 0, end; at < p->size; at = end) {
         end = slice_end(c, p, at);
         uint8_t *data = tsr_place_for_copy(lent, p->byte_offset + at, TSR_NO_POSITION);
@@ -323,7 +325,6 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n
 {
     void *job;
     uint8_t *unused;
-    tsr_store_expect(c->scheduled, extent->file, extent->byte_offset + n->at, n->end - n->at);
     const size_t slice = n->end - n->at < c->slice ? (size_t)(n->end - n->at) : c->slice;
     TSR_TRY(tsr_ring_lent_job(c->ring, 0, slice + TSR_COPY_SLACK, &job, &unused, err));
     piece *p = job;
