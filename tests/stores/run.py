@@ -64,6 +64,7 @@ def main():
     test_python_writer.PYTHON.update(python=a.python, package=a.package and os.path.abspath(a.package))
     for name in [n for n in os.environ if n.startswith(FOREIGN)]:
         del os.environ[name]
+    servers.MOTO["starter"] = servers.start_moto()
     if a.python:
         test_python_writer.PYTHON["ranks"] = test_python_writer.start_ranks()
     runner.main([(*test, False) for test in TESTS], a.names, functools.partial(at_home, os.path.abspath(a.tessera)), a.jobs)

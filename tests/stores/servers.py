@@ -2,6 +2,7 @@
 installed is skipped."""
 import contextlib
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 from checks import Skip
 
 NPM = {"place": None}  # set by run.py
+MOTO = {"starter": None}  # set by run.py: the socket of start_moto
 
 
 def free_port():
@@ -20,9 +22,9 @@ def free_port():
         return s.getsockname()[1]
 
 
-def wait_for(port, process, name):
+def wait_for(port, has_ended, name):
     for _ in range(600):
-        if process.poll() is not None:
+        if has_ended():
             raise Skip(f"{name} does not start")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
             return
@@ -37,7 +39,7 @@ def program(name, arguments, port, env=None):
         process = subprocess.Popen([a.replace("DIRECTORY", directory) for a in arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
                                    env={**os.environ, **(env or {})})
         try:
-            wait_for(port, process, name)
+            wait_for(port, lambda: process.poll() is not None, name)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -63,11 +65,29 @@ def python_program(name):
     return path
 
 
-def moto():
-    port = free_port()
-    # It copies the whole object for each range that is read. Without these, the object is on the disk, and each copy in new memory.
+def start_moto():
+    """Starts the process that starts moto's servers, and returns the socket on which it is asked for them. It ends when all processes of the
+    tests have."""
+    # moto copies the whole object for each range that is read. Without these, the object is on the disk, and each copy in new memory.
     env = {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-    return program("moto_server", [python_program("moto_server"), "-H", "127.0.0.1", "-p", str(port)], port, env)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "moto_servers.py")
+    subprocess.Popen([sys.executable, script, str(theirs.fileno())], env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                     stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+    theirs.close()
+    return ours
+
+
+@contextlib.contextmanager
+def moto():
+    python_program("moto_server")
+    port = free_port()
+    ours, theirs = socket.socketpair()
+    with ours:
+        socket.send_fds(MOTO["starter"], [str(port).encode()], [theirs.fileno()])
+        theirs.close()
+        wait_for(port, lambda: select.select([ours], [], [], 0)[0], "moto")
+        yield f"http://127.0.0.1:{port}"
 
 
 def s3rver():
