@@ -143,9 +143,9 @@ class Flip:
             self.heads += handler.command == "HEAD"
         if handler.command != "GET" or m[1] == m[2]:
             return False
-        first, last, data = int(m[1]), int(m[2]), handler.server.objects[key]
-        handler.give(data[:first] + self.body(first, last, data[first:last + 1]) + data[last + 1:], ETag=etag(data))
-        return True
+        data = handler.server.objects[key]
+        first, last = int(m[1]), min(int(m[2]), len(data) - 1)
+        return handler.answer(206, self.body(int(m[1]), int(m[2]), data[first:last + 1]), Content_Range=f"bytes {first}-{last}/{len(data)}", ETag=etag(data))
 
 
 def alone(ranges):
