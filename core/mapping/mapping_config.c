@@ -12,6 +12,7 @@
 #define CONFIG_NAME "config.json"
 #define PARAMS_NAME "params.json"
 
+#ifndef TSR_SMALL /* there, a file has no neighbors */
 /* What holds for a directory holds for a single file of it, so the config.json next to the file counts, too. *out is NULL if there
  * is none. */
 static tsr_status open_neighbor(tsr_store *store, const tsr_host *host, tsr_store **out, tsr_error *err)
@@ -25,27 +26,82 @@ static tsr_status open_neighbor(tsr_store *store, const tsr_host *host, tsr_stor
     return status;
 }
 
-tsr_status tsr_config_load(const tsr_checkpoint *checkpoint, tsr_bytes *out, tsr_error *err)
+/* Loads the config.json next to the checkpoint's single file. Many servers answer with a page of HTML for what they do not have, so a
+ * neighbor that is not JSON is not there: out->data is empty, and *ignored is set. */
+static tsr_status load_neighbor(const tsr_checkpoint *checkpoint, tsr_bytes *out, bool *ignored, tsr_error *err)
 {
-    tsr_store *store = checkpoint->store, *neighbor = NULL;
-    uint32_t file = tsr_store_find(store, TSR_STR(CONFIG_NAME));
+    const tsr_host *host = checkpoint->host;
+    tsr_store *neighbor;
+    TSR_TRY(open_neighbor(checkpoint->store, host, &neighbor, err));
+    if (!neighbor) return TSR_OK;
+    tsr_status status = tsr_range_load(tsr_whole_file(neighbor, neighbor->primary), host, out, err);
+    neighbor->close(neighbor);
+    if (status != TSR_OK) return status;
+    tsr_error why = {0};
+    status = tsr_json_check(out->data, host, &why);
+    if (status == TSR_OK) return TSR_OK;
+    tsr_bytes_free(out);
+    *ignored = status == TSR_E_FORMAT;
+    return *ignored ? TSR_OK : tsr_raise_again(err, status, &why);
+}
+#endif
+
+/* The models of a pipeline, or of sentence-transformers, are independent: the config.json in the root is that of another one. */
+static bool has_models(const tsr_store *store)
+{
+    return tsr_has_file(store, "model_index.json") || tsr_has_file(store, "modules.json");
+}
+
+/* Finds the config.json of the part that is opened, or of the whole checkpoint: the one nearest to the files of the part. Sets *file to
+ * TSR_NO_FILE if there is none. */
+static tsr_status find_config(const tsr_checkpoint *checkpoint, uint32_t *file, tsr_error *err)
+{
+    /* verl writes those of transformers' files that are not weights into a directory of their own. */
+    static const char *const names[] = {CONFIG_NAME, "huggingface/" CONFIG_NAME};
+    const tsr_store *store = checkpoint->store;
+    tsr_str directory = checkpoint->part_directory;
+    *file = TSR_NO_FILE;
+    for (;; directory = tsr_path_directory(directory)) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%.*s%s%s", TSR_STR_ARG(directory),
+                                                  directory.size ? "/" : "", names[i]);
+            if (!name.data) return TSR_E_NOMEM;
+            *file = tsr_store_find(store, name);
+            if (*file != TSR_NO_FILE) return TSR_OK;
+        }
+        if (!directory.size || (!tsr_path_directory(directory).size && has_models(store))) return TSR_OK;
+    }
+}
+
+/* As tsr_config_load. *beside is whether it is next to a single file, and *ignored whether it is not JSON there. */
+static tsr_status load_config(const tsr_checkpoint *checkpoint, tsr_bytes *out, bool *beside, bool *ignored, tsr_error *err)
+{
+    uint32_t file;
     *out = (tsr_bytes){0};
-    if (file == TSR_NO_FILE) TSR_TRY(open_neighbor(store, checkpoint->host, &neighbor, err));
-    if (neighbor) store = neighbor, file = neighbor->primary;
-    const tsr_status status = file == TSR_NO_FILE ? TSR_OK
-                                                  : tsr_range_load((tsr_range){store, file, 0, store->files[file].size},
-                                                                   checkpoint->host, out, err);
+    *beside = *ignored = false;
+    TSR_TRY(find_config(checkpoint, &file, err));
+    tsr_status status = TSR_OK;
+    if (file != TSR_NO_FILE) status = tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, out, err);
+#ifndef TSR_SMALL
+    else status = load_neighbor(checkpoint, out, ignored, err);
+#endif
+    *beside = file == TSR_NO_FILE && out->data.size;
     if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
-    if (neighbor) neighbor->close(neighbor);
     return status;
 }
 
+tsr_status tsr_config_load(const tsr_checkpoint *checkpoint, tsr_bytes *out, tsr_error *err)
+{
+    bool beside, ignored;
+    return load_config(checkpoint, out, &beside, &ignored, err);
+}
+
 /* Parses config.json; *out is NULL if there is none. */
-static tsr_status parse_config(const tsr_checkpoint *checkpoint, cJSON **out, tsr_error *err)
+static tsr_status parse_config(const tsr_checkpoint *checkpoint, cJSON **out, bool *beside, bool *ignored, tsr_error *err)
 {
     tsr_bytes bytes;
     *out = NULL;
-    TSR_TRY(tsr_config_load(checkpoint, &bytes, err));
+    TSR_TRY(load_config(checkpoint, &bytes, beside, ignored, err));
     const tsr_status status = bytes.data.size ? tsr_json_parse(bytes.data, checkpoint->host, out, err) : TSR_OK;
     tsr_bytes_free(&bytes);
     if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
@@ -55,9 +111,11 @@ static tsr_status parse_config(const tsr_checkpoint *checkpoint, cJSON **out, ts
 tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
 {
     tsr_store *store = m->source->store;
+    bool ignored;
     m->config_name = CONFIG_NAME;
-    TSR_TRY(parse_config(m->source, &m->config, err));
-    m->is_config_beside = m->config && tsr_store_find(store, TSR_STR(CONFIG_NAME)) == TSR_NO_FILE;
+    TSR_TRY(parse_config(m->source, &m->config, &m->is_config_beside, &ignored, err));
+    if (ignored && !tsr_mapped_state(m->source)) /* the first one says it for those over it */
+        TSR_TRY(tsr_mapped_add_note(m, TSR_STR("the config.json next to the file is not JSON, and is not used"), err));
     const uint32_t file = tsr_store_find(store, TSR_STR(PARAMS_NAME));
     tsr_bytes bytes = {0};
     if (m->config || file == TSR_NO_FILE) return TSR_OK;
@@ -91,7 +149,8 @@ const cJSON *tsr_mapped_quantization(const tsr_mapped *m)
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
 {
     cJSON *config;
-    TSR_TRY(parse_config(checkpoint, &config, err));
+    bool beside, ignored;
+    TSR_TRY(parse_config(checkpoint, &config, &beside, &ignored, err));
     *out = quantization_of(config) != NULL;
     cJSON_Delete(config);
     return TSR_OK;

@@ -97,6 +97,25 @@ def test_addresses_of_a_file_need_no_config_next_to_it(t):
 
 
 @test
+def test_a_page_in_place_of_a_config_next_to_a_file_is_none(t):
+    """Many servers answer every request with a page and 200. A config.json that is not JSON next to a local file is none either, but one in the directory that is opened is an error."""
+    os.makedirs(t.at("in"))
+    st_write(t.at("in", "x.safetensors"), {"w": ("F32", [4], os.urandom(15) + b"\x3f"), "a.weight": ("F8_E4M3", [1, 4], b"\x38\x39\x3a\x3b"), "a.weight_scale": ("F32", [], b"\0\0\0\x40")})
+    page, said = b"<!DOCTYPE html><html><body>Not here</body></html>", b"the config.json next to the file is not JSON, and is not used"
+    with open(t.at("in", "config.json"), "wb") as f:
+        f.write(page)
+    with serving(t.at("in")) as s:
+        for path in (s.url + "x.safetensors", t.at("in", "x.safetensors")):
+            for job in (("merge", t.at("out.safetensors"), path, path, "--method", "linear", "--include", "w"), ("convert", path, t.at("out.safetensors"), "--dequantize", "--dtype", "float32")):
+                p = t.run(*job, "--overwrite")
+                need(p.stderr.count(said) == (job[0] == "convert"), p.stderr)
+            p = t.run("convert", path, t.at("other.safetensors"), "--config", status=2)
+            need(b"--config: there is no config.json with the checkpoint" in p.stderr, p.stderr)
+    p = t.run("convert", t.at("in"), t.at("other.safetensors"), "--dequantize", status=2)
+    need(b"json: expected a value" in p.stderr, p.stderr)
+
+
+@test
 def test_addresses_of_files_are_copied(t):
     data = os.urandom(3 << 20)
     with open(t.at("large.bin"), "wb") as f:

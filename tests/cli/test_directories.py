@@ -735,6 +735,53 @@ def pipelines_of_diffusers_open_as_parts(t):
 
 
 @test
+def a_part_has_its_own_config(t):
+    """The one nearest to its files, and not that of another model: of a pipeline, of sentence-transformers, of what verl keeps next to its ranks' files."""
+    def write(name, text):
+        os.makedirs(os.path.dirname(t.at(name)), exist_ok=True)
+        with open(t.at(name), "w") as f:
+            f.write(text)
+
+    def need_config(root, part, want):
+        args = ("convert", t.at(root), t.at("out", "model.safetensors"), "--config", "--part", part, "--objects", "drop")
+        shutil.rmtree(t.at("out"), ignore_errors=True)
+        os.makedirs(t.at("out"))
+        p = t.run(*args, status=0 if want else 2)
+        if not want:
+            need(b"there is no config.json" in p.stderr and not os.listdir(t.at("out")), p.stderr)
+            return
+        with open(t.at("out", "config.json")) as f:
+            need(f.read() == want, f"{root}, {part}: another config.json")
+
+    config = lambda name: json.dumps({"model_type": name})
+    for name in ("unet", "vae", "text_encoder"):
+        os.makedirs(t.at("pipeline", name))
+        st_write(t.at("pipeline", name, "model.safetensors"), {"w": ("F32", [1], struct.pack("<f", len(name)))})
+    write("pipeline/model_index.json", json.dumps({name: ["diffusers", "Model"] for name in ("unet", "vae", "text_encoder")}))
+    write("pipeline/config.json", config("pipeline"))  # of no part
+    for name in ("unet", "text_encoder"):
+        write(f"pipeline/{name}/config.json", config(name))
+        need_config("pipeline", name, config(name))
+    need_config("pipeline", "vae", None)
+    shutil.copytree(os.path.join(ROOT, "tests", "golden", "sentence_transformers", "dense"), t.at("dense"))
+    for part, name in (("0_Transformer", "config.json"), ("2_Dense", "2_Dense/config.json")):
+        with open(t.at("dense", name)) as f:
+            need_config("dense", part, f.read())
+    os.remove(t.at("dense/2_Dense/config.json"))
+    need_config("dense", "2_Dense", None)
+    shutil.copytree(os.path.join(DIRECTORIES, "accelerate_fsdp_sharded"), t.at("accelerate"))
+    write("accelerate/config.json", config("accelerate"))
+    need_config("accelerate", "model", config("accelerate"))
+    files = sorted(os.listdir(sample("torch_ranks_fsdp2")[0]))
+    os.makedirs(t.at("verl"))
+    for rank, file in enumerate(files):
+        for kind in ("model", "extra_state"):
+            shutil.copy(os.path.join(sample("torch_ranks_fsdp2")[0], file), t.at("verl", f"{kind}_world_size_{len(files)}_rank_{rank}.pt"))
+    write("verl/huggingface/config.json", config("verl"))
+    need_config("verl", "model", config("verl"))
+
+
+@test
 def models_of_sentence_transformers_open_as_parts(t):
     """tests/golden/make_sentence_transformers.py. A model of one module in the root is a model like any other."""
     root = os.path.join(ROOT, "tests", "golden", "sentence_transformers")

@@ -492,6 +492,18 @@ def test_modules_that_transformers_renames(t):
     need(b"which the base does not have" in p.stderr, p.stderr)
 
 
+def test_a_part_is_folded_as_its_own_config_says(t):
+    """Two models of a pipeline: what transformers renames in one, or takes apart, follows from the model_type of that one."""
+    at = lambda *names: os.path.join(os.path.dirname(GOLDEN), "renamed_modules", *names)
+    for part, name in (("image_encoder", "dinov2_swiglu"), ("text_encoder", "gte")):
+        shutil.copytree(at(name, "base"), t.at("pipeline", part))
+    with open(t.at("pipeline", "model_index.json"), "w") as f:
+        json.dump({part: ["transformers", "Model"] for part in ("image_encoder", "text_encoder")}, f)
+    for part, name in (("image_encoder", "dinov2_swiglu"), ("text_encoder", "gte")):
+        t.run("convert", t.at("pipeline"), t.at(f"{part}.safetensors"), "--part", part, "--lora", at(name, "adapter"))
+        same(load_file(t.at(f"{part}.safetensors")), load_file(at(name, "merged", "model.safetensors")), part)
+
+
 def mixers(tensors):
     """Names of dory's files on the Hub: each layer is two blocks."""
     kinds = {"self_attn": (0, "mixer"), "mlp": (1, "mixer"), "lambda_1": (0, "attn_alpha"), "lambda_2": (1, "mlp_alpha")}
