@@ -113,6 +113,11 @@ static tsr_status misfit(const folding *f, const tsr_entry *entry, const tsr_ent
     tsr_mapped_tensor a = {.ndim = entry->ndim}, b = {.ndim = weight->ndim};
     a.shape = (uint64_t *)(uintptr_t)entry->shape;
     b.shape = (uint64_t *)(uintptr_t)weight->shape;
+    TSR_FAIL_IF(
+        entry->ndim == 1 && !entry->shape[0] && weight->ndim > 1, f->err, TSR_E_FORMAT,
+        "'%.*s' of the adapter is empty, as DeepSpeed's ZeRO 3 leaves parameters that are saved without being gathered; "
+        "save the adapter again with stage3_gather_16bit_weights_on_model_save",
+        TSR_STR_ARG(entry->fqn));
     return tsr_fail(f->err, TSR_E_FORMAT, "'%.*s' %s of the adapter does not fit '%.*s' %s of the base",
                     TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text, TSR_STR_ARG(weight->fqn), tsr_shape_of(&b).text);
 }
@@ -146,6 +151,8 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     uint32_t *number;
     bool inserted;
     const tsr_arithmetic sum = {.dtype = TSR_DTYPE_NONE};
+    const tsr_str in_memory = target;
+    const bool is_second = tsr_lora_is_second_place(&f->names, in_memory);
     TSR_TRY(tsr_lora_stored(&f->names, target, &target, f->err));
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
     if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
@@ -158,11 +165,15 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
         "'%.*s' of the adapter is for '%.*s', which the base does not have; if transformers makes it from other tensors "
         "when it loads the base, fold this adapter with PEFT",
         TSR_STR_ARG(entry->fqn), TSR_STR_ARG(target));
+    TSR_FAIL_IF(is_second && tsr_str_equal(target, in_memory), f->err, TSR_E_UNSUPPORTED,
+                "'%.*s' is the same tensor in memory as that of another module, but the base stores both; fold this adapter "
+                "with PEFT",
+                TSR_STR_ARG(target));
     const bool floats = tsr_cast_possible(weight->dtype, TSR_FLOAT32) && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
     TSR_FAIL_IF(!floats && weight->dtype != entry->dtype, f->err, TSR_E_FORMAT,
                 "'%.*s' is %s in the adapter, but '%.*s' of the base is %s", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(weight->fqn), tsr_dtype_describe(weight->dtype)->name);
-    TSR_TRY(tsr_map_put(f->targets, target, (uint32_t)f->folds.count, &number, &inserted, f->err));
+    TSR_TRY(tsr_map_put(f->targets, is_second ? in_memory : target, (uint32_t)f->folds.count, &number, &inserted, f->err));
     if (!inserted) {
         *out = ((tsr_fold **)f->folds.items)[*number];
         return TSR_OK;
@@ -173,6 +184,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .name = target, .scale = 1};
     fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
     fold->added = added;
+    fold->is_second = is_second;
     if (added && floats && !f->options.dtype) fold->dtype = dtype_of_base(f->m->source);
     *place = *out = fold;
     place_tied(&f->tied, fold);
@@ -512,6 +524,31 @@ static tsr_status complete(folding *f)
     return TSR_OK;
 }
 
+/* Joins what changes a tensor that two modules share, so that the base's tensor has one fold. */
+static tsr_status join_places(folding *f)
+{
+    tsr_fold *const *folds = f->folds.items;
+    const tsr_fold *shared = NULL;
+    for (size_t i = 0; i < f->folds.count; i++) {
+        uint32_t *number;
+        bool inserted;
+        if (!folds[i]->is_second) continue;
+        TSR_TRY(tsr_map_put(f->targets, folds[i]->name, (uint32_t)i, &number, &inserted, f->err));
+        const tsr_fold *joined = tsr_lora_join(inserted ? NULL : folds[*number], folds[i]);
+        TSR_FAIL_IF(joined->before && joined->magnitude, f->err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is the tensor of two modules, both with DoRA; fold this adapter with PEFT",
+                    TSR_STR_ARG(joined->name));
+        if (joined == folds[i]) *number = (uint32_t)i;
+        if (joined->b && !shared) shared = joined;
+    }
+    if (!shared) return TSR_OK;
+    return add_note(
+        f->m,
+        "tensors of two modules, such as '%.*s', change for both, as in PEFT's merge, so the result does not compute "
+        "what the adapter does",
+        shared->name, f->err);
+}
+
 /* Adds one tensor of the adapter. A matrix A is only checked for its B here; the product is added when B is. */
 static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 {
@@ -693,6 +730,7 @@ static tsr_status fold_all(folding *f)
     TSR_TRY(add_tensors(f));
     TSR_TRY(turn_experts(f->m, &f->folds, f->err));
     TSR_TRY(complete(f));
+    TSR_TRY(join_places(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
     TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));

@@ -101,7 +101,9 @@ tsr_status tsr_lora_config_read(const tsr_mapped *m, tsr_checkpoint *adapter, ts
     *out = (tsr_lora_config){.tree = NULL};
     const uint32_t file = tsr_store_find(adapter->store, TSR_STR(CONFIG_NAME));
     TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND,
-                CONFIG_NAME " is not next to the adapter's tensors; give the directory that PEFT saved");
+                CONFIG_NAME
+                " is not next to the adapter's tensors; give the directory that PEFT saved (adapters of diffusers and of "
+                "kohya's scripts have none: fold them with diffusers' fuse_lora)");
     tsr_status status = tsr_range_load(tsr_whole_file(adapter->store, file), adapter->host, &bytes, err);
     if (status == TSR_OK) status = tsr_json_parse(bytes.data, adapter->host, &out->tree, err);
     tsr_bytes_free(&bytes);

@@ -424,7 +424,7 @@ static const struct {
      "audio_tower\0audio\0embed_audio_tokens.embed_audio_tokens\0encoder\0w2_md\0w2\0"
      "encoder_layers.#.projection\0linear_#\0layers.linear_#\0linear_#\0"},
     {"inkling_mm_model\0inkling2_text\0inkling2_loop_text\0",
-     "experts.w2_weight\0experts.w2\0k_proj.sconv\0k_sconv\0v_proj.sconv\0v_sconv\0weight_proj.weight\0weight_proj\0"},
+     "embed_tokens.embed_norm\0embed_norm\0experts.w2_weight\0experts.w2\0k_proj.sconv\0k_sconv\0v_proj.sconv\0v_sconv\0weight_proj.weight\0weight_proj\0"},
     {"inkling2\0inkling2_loop\0",
      "position_embedding.weight\0position_embedding\0"},
     {"inkling2_loop_text\0",
@@ -465,12 +465,37 @@ static const struct {
      "multi_modal_projector.merge_linear_2\0patch_merge_mlp.linear_2\0"},
     {"dots3_note_vision_encoder\0",
      "adapter\0merger\0"},
+    {"pp_doclayout_v3\0", /* see second_places */
+     "decoder.class_embed\0enc_score_head\0decoder.bbox_embed\0enc_bbox_head\0"},
     {"dots3_note_audio_encoder\0",
      "audio_adapter\0adapter\0adapter.proj.1\0adapter.fc1\0adapter.proj.3\0adapter.fc2\0"
      "dots_encoder.speech_encoder\0\0conv_stem.convs.0\0conv2d1\0conv_stem.convs.1\0conv2d2\0"
      "conv_stem.convs.2\0conv2d3\0conv_stem.conv_out\0conv_out\0gate_up_proj\0fc1\0"},
 };
 /* clang-format on */
+
+/* Modules in memory whose tensors are those of other modules, which come before them and have their names in the files. Source:
+ * _tied_weights_keys of transformers 5.24. */
+static const struct {
+    const char *types, *modules;
+} second_places[] = {
+    {"pp_doclayout_v3\0", "decoder.class_embed\0decoder.bbox_embed\0"},
+};
+
+bool tsr_lora_is_second_place(const tsr_lora_names *names, tsr_str target)
+{
+    for (size_t i = 0; i < sizeof second_places / sizeof *second_places; i++) {
+        if (!tsr_lora_is_of_type(names->m, second_places[i].types)) continue;
+        for (const char *module = second_places[i].modules; *module; module += strlen(module) + 1) {
+            const tsr_str pattern = tsr_str_from(module);
+            tsr_str number;
+            size_t end;
+            for (size_t at = 0; at < target.size; at++)
+                if (is_at(target, at, pattern, &end, &number)) return true;
+        }
+    }
+    return false;
+}
 
 /* The files on the Hub number each layer of dory twice, layers.0.mixer for the attention and layers.1.mixer for what follows it; those that
  * transformers writes do not. Source: LayerPairCollapse of transformers' core_model_loading.py. */
@@ -517,6 +542,12 @@ static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_erro
 static void find_types(tsr_lora_names *names)
 {
     (void)names;
+}
+
+bool tsr_lora_is_second_place(const tsr_lora_names *names, tsr_str target)
+{
+    (void)names, (void)target;
+    return false;
 }
 #endif
 

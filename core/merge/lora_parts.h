@@ -78,6 +78,7 @@ typedef struct tsr_fold {
     struct tsr_dora_factors *factors;
     tsr_dtype dtype;               /* of the result */
     const struct tsr_fold *before; /* the change is added to the result of this fold instead of `weight`; or NULL */
+    bool is_second; /* it is of a module whose tensors are those of another one, too, which PEFT merges first */
 } tsr_fold;
 
 /* Where the products of a pair of matrices belong. */
@@ -118,6 +119,9 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied);
  * a tensor to add. Errors: TSR_E_UNSUPPORTED where PEFT's result is not the model that was trained because of a mistake, or
  * where the files do not determine it. */
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
+/* Makes one fold of those of two modules that share a tensor, either of which may be NULL, and returns it: what replaces the tensor in the
+ * second module counts, and then the change of the first is added before that of the second. */
+tsr_fold *tsr_lora_join(tsr_fold *first, tsr_fold *second);
 /* lora_config.c: the list target_parameters, or NULL. */
 const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
@@ -172,6 +176,9 @@ tsr_status tsr_lora_base_name(const tsr_lora_names *names, tsr_str name, tsr_str
 /* The name under which the base stores the tensor that is `target` in memory: `target` itself, or what transformers renames to it
  * when it loads the base, or the name that PyTorch's wrappers gave it. Returns `target` if there is none, or several. */
 tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err);
+
+/* Whether `target`, a name in memory, is of a module whose tensors are those of a module before it. */
+bool tsr_lora_is_second_place(const tsr_lora_names *names, tsr_str target);
 
 /* The name as tsr_lora_stored compares it last: the same for what is stored and for what is in memory. */
 tsr_str tsr_lora_compared(const tsr_lora_names *names, tsr_str name, tsr_error *err);

@@ -134,17 +134,16 @@ static tsr_status untie(tsr_mapped *m, tsr_lora_tied *tied, tsr_error *err)
         err);
 }
 
-/* Makes one fold of both. PEFT loads the replacement of the output layer last, and adds the change of the embedding first. */
-static void join(tsr_fold *in, tsr_fold *out, tsr_lora_tied *tied)
+tsr_fold *tsr_lora_join(tsr_fold *first, tsr_fold *second)
 {
-    tsr_fold *last = out && (out->b || !in) ? out : in;
-    if (in && out && out->start) in->start = out->start;
-    if (in && last == out) {
-        if (in->dtype != in->weight->dtype) in->dtype = in->weight->dtype == TSR_FLOAT64 ? TSR_FLOAT64 : TSR_FLOAT32;
-        out->start = NULL;
-        out->before = in;
-    }
-    tied->in = tied->out = last;
+    tsr_fold *last = second && (second->b || !first) ? second : first;
+    if (!first || !second) return last;
+    if (second->start) first->start = second->start;
+    if (last == first) return last;
+    if (first->dtype != first->weight->dtype) first->dtype = first->weight->dtype == TSR_FLOAT64 ? TSR_FLOAT64 : TSR_FLOAT32;
+    second->start = NULL;
+    second->before = first;
+    return last;
 }
 
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err)
@@ -164,7 +163,7 @@ tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, ts
         "trainable_token_indices and another change of the tied embedding: PEFT's merge applies both to both layers; "
         "fold this adapter with PEFT");
     if (!ensure && (lora_is_saved(config, in) || lora_is_saved(config, out))) return untie(m, tied, err);
-    join(in, out, tied);
+    tied->in = tied->out = tsr_lora_join(in, out); /* PEFT loads the replacement of the output layer last */
     if (tied->output && !tsr_lora_one_storage(tied)) m->tied = (tsr_tied){tied->output, tied->embedding};
     if (!changes) return TSR_OK;
     const tsr_str output = tied->output ? tied->output->fqn : out ? out->name : TSR_STR("the output layer");

@@ -17,8 +17,7 @@ from test_maps import need
 MAKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "transformers_adapters.py")
 FULL = bool(os.environ.get("TSR_TEST_FULL"))
 
-TIED = "a module is in two places, and PEFT merges the changes of both into one tensor"
-REFUSED = {"pp_doclayout_v3": TIED}
+REFUSED = {}  # model types that are refused, and why
 
 
 def run(*arguments):
