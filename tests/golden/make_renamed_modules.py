@@ -58,6 +58,27 @@ def models():
     yield "sarvam_moe", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
         "sarvam_moe", **{**words, "pad_token_id": 0}, **{k: v for k, v in experts.items() if k != "mlp_layer_types"}, head_dim=4, first_k_dense_replace=2, n_group=1, topk_group=1)), ["v_proj", "o_proj"]
     yield "step3p5_vision", Step3p7VisionModel(transformers.AutoConfig.for_model("step3p5_vision", **SIZES, **IMAGES, intermediate_size=12)), ["q_proj", "k_proj", "fc1"]
+    yield "hrm_text", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "hrm_text", vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, head_dim=4)), ["gate_proj", "k_proj", "up_proj"]
+    # Rows of a gated delta net, whose sizes are in config.json; rows of gate and up that alternate; what memory has as one, and the files do not.
+    yield "lara_mini", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "lara_mini", vocab_size=16, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4, linear_key_head_dim=4, linear_value_head_dim=6, linear_num_key_heads=2,
+        linear_num_value_heads=4, moe_intermediate_size=8, shared_expert_intermediate_size=8, num_experts=2, num_experts_per_tok=1, eos_token_id=1,
+        layer_types=["linear_attention", "full_attention"])), ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "q_proj"]
+    yield "inkling2_text", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "inkling2_text", vocab_size=16, unpadded_vocab_size=16, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4, swa_num_attention_heads=2,
+        swa_num_key_value_heads=1, swa_head_dim=4, d_rel=2, rel_extent=4, moe_intermediate_size=6, n_routed_experts=2, num_experts_per_tok=1, eos_token_id=1, n_layers_per_attn_res_block=1,
+        sliding_window_size=4)), {"target_modules": ["embed_tokens"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    yield "minimax_m3_vl", transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(
+        "minimax_m3_vl", projector_hidden_size=8, text_config={
+            **words, "head_dim": 4, "rotary_dim": 2, "dense_intermediate_size": 12, "shared_intermediate_size": 6, "num_local_experts": 2, "num_experts_per_tok": 1, "bos_token_id": 1,
+            "eos_token_id": 2, "index_n_heads": 1, "index_head_dim": 4, "mlp_layer_types": ["dense", "sparse"]},
+        vision_config={**SIZES, **IMAGES, "num_hidden_layers": 1, "intermediate_size": 12})), ["gate_up_proj", "down_proj", "o_proj"]
+    vision = {**SIZES, **IMAGES, "num_hidden_layers": 1, "mlp_ratio": 1.5}
+    yield "step3p7", transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(
+        "step3p7", vision_config=vision, text_config={
+            **words, "head_dim": 4, "moe_intermediate_size": 6, "n_routed_experts": 2, "share_expert_dim": 6, "num_experts_per_tok": 1, "mlp_layer_types": ["dense", "sparse"]})), {
+        "target_modules": ["o_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
 
 
 def fill(parameters, numbers):
