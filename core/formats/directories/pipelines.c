@@ -5,6 +5,7 @@
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
 #include "tessera/sys/catalog.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 #include <string.h>
@@ -45,9 +46,17 @@ static tsr_status each_component(tsr_checkpoint *checkpoint, tsr_status (*each)(
     return status;
 }
 
-static tsr_status is_pipeline(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+/* May be loaded on demand (wasm/later.txt). */
+tsr_status tsr_is_pipeline(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
+tsr_status tsr_is_pipeline(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     return each_component(checkpoint, NULL, is, err);
+}
+
+static tsr_status is_pipeline(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
+    return tsr_is_pipeline(checkpoint, is, err);
 }
 
 /* Only models have a config.json: schedulers, tokenizers and processors call theirs differently, and have no weights. */
@@ -83,7 +92,6 @@ TSR_FRAMEWORK(diffusers, TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, .left 
 const tsr_directory tsr_directory_diffusers = {
     .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
 
-#ifndef TSR_SMALL /* the browser's module has no room for them */
 /* ---- models of sentence-transformers: modules.json lists the modules that a model consists of, each with its directory; the first one is
  * usually in the root. A Router has modules, too, in directories that its config lists. Source of the names:
  * sentence_transformers/base/model.py, base/modules/router.py ---- */
@@ -174,8 +182,10 @@ static tsr_status list_modules(tsr_checkpoint *checkpoint, tsr_vec *modules, tsr
     return status;
 }
 
+/* May be loaded on demand (wasm/later.txt). */
+tsr_status tsr_is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
 /* A model whose weights are all in the root is opened like any other. */
-static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+tsr_status tsr_is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     tsr_vec modules = tsr_vec_of(checkpoint->host->allocator, sizeof(sentence_module));
     const tsr_status status = list_modules(checkpoint, &modules, err);
@@ -185,6 +195,12 @@ static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_er
         *is = items[i].directory.size && has_weights(checkpoint->store, items[i].directory);
     tsr_vec_free(&modules);
     return status;
+}
+
+static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
+    return tsr_is_sentence_model(checkpoint, is, err);
 }
 
 static tsr_status mount_module(tsr_checkpoint *checkpoint, const sentence_module *module, tsr_error *err)
@@ -244,4 +260,3 @@ static const tsr_part_row sentence_parts[] = {{.mounts = mount_sentence_model}, 
 TSR_FRAMEWORK(sentence, TSR_FORMAT_SENTENCE_TRANSFORMERS, .parts = {sentence_parts}, .left = TSR_LEFT_FILES);
 const tsr_directory tsr_directory_sentence = {
     .reader = &tsr_reader_sentence, .requires = sentence_files, .recognizes = is_sentence_model, .has_no_marker = true};
-#endif
