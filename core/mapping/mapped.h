@@ -92,7 +92,7 @@ typedef struct tsr_mapped {
     void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
     tsr_tied tied;
     _Atomic(struct tsr_band *) bands[TSR_BANDS]; /* what was read of packed weights and is needed again (mapping_stored.c) */
-    bool drops_flattened; /* the metadata of torchao's weights (TSR_FLATTENED_NAMES) does not hold any more */
+    bool drops_flattened; /* what metadata states of the weights' classes and layers does not hold any more */
     /* For users: what the map leaves out, a name that an inverse guessed, and the like; and what has to change in config.json.
      * Their data is NULL if there is nothing to say. */
     tsr_str note, config_note;
@@ -180,9 +180,11 @@ typedef struct tsr_dequantize_refusal {
 } tsr_dequantize_refusal;
 /* The key of the metadata of safetensors files in which torchao lists the weights that it flattened. Their names are keys, too. */
 #define TSR_FLATTENED_NAMES "tensor_names"
+/* The key in which ComfyUI states how the layers of a file are quantized. */
+#define TSR_COMFY_LAYERS "_quantization_metadata"
 typedef struct tsr_dequantized {
     bool found;       /* whether there are scaled numbers that can be multiplied */
-    bool unflattened; /* whether some are torchao's, so that the metadata of their files does not hold any more */
+    bool unflattened; /* whether metadata of torchao or ComfyUI states how they are stored, which does not hold any more */
     tsr_dequantize_refusal *refused, **end;
     bool *used; /* by entry of the catalog; NULL until tsr_mapping_check_dequantized was called */
 } tsr_dequantized;

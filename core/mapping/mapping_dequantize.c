@@ -2,6 +2,7 @@
  *
  * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
  * out to be used (mapping_arithmetic.c). */
+#include "codec/json.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
 #include "mapping/mapping_packed.h"
@@ -15,11 +16,14 @@ typedef struct finder {
     tsr_mapped *m;
     tsr_scaling scaling; /* what all entries have in common */
     tsr_dequantized *done;
-    bool given;        /* scaling.dtype also holds for weights that state a dtype of their own */
-    bool is_quantized; /* config.json says that weights are quantized */
-    bool *is_packed;   /* by entry: it is a part of a packed weight */
-    tsr_map *pairs;    /* the metadata of safetensors files by its keys, if torchao wrote it; or NULL */
-    tsr_vec *text;     /* for names */
+    bool given;           /* scaling.dtype also holds for weights that state a dtype of their own */
+    bool is_quantized;    /* config.json says that weights are quantized */
+    bool *is_packed;      /* by entry: it is a part of a packed weight */
+    tsr_map *pairs;       /* the metadata of safetensors files by its keys, if torchao wrote it; or NULL */
+    cJSON *layers;        /* what ComfyUI states in the metadata of the files; or NULL */
+    tsr_map *layer_names; /* its members "layers" → index in `layer_items`; or NULL */
+    const cJSON **layer_items;
+    tsr_vec *text; /* for names */
     tsr_error *err;
 } finder;
 
@@ -141,11 +145,95 @@ static tsr_status find_nvfp4(const finder *f, const tsr_entry *entry, tsr_scalin
     return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
 }
 
+/* ---- what ComfyUI states about a layer ---- */
+
+/* ComfyUI states how each layer is quantized, in a tensor next to its weight or, for all of them, in the metadata of the file. Source: comfy/utils.py
+ * (convert_old_quants) and comfy/quant_ops.py of ComfyUI. */
+#define COMFY_QUANT ".comfy_quant"
+
+enum { MOST_LAYER_BYTES = 4096 };
+
+/* Parses the tensor next to a weight; *out is NULL if there is none. The caller deletes it. */
+static tsr_status read_marker(const finder *f, const tsr_entry *marker, cJSON **out)
+{
+    char text[MOST_LAYER_BYTES];
+    *out = NULL;
+    if (!marker || marker->dtype != TSR_UINT8 || marker->ndim != 1 || marker->shape[0] > sizeof text) return TSR_OK;
+    const tsr_run run = {.first = 0, .count = marker->shape[0]};
+    size_t size = (size_t)run.count;
+    TSR_TRY(tsr_read_run(f->m->source, marker, &run, text, size, f->err));
+    while (size && !text[size - 1]) size--;
+    const tsr_status status = tsr_json_parse((tsr_str){text, size}, f->m->own->host, out, f->err);
+    if (status != TSR_OK) tsr_error_context(f->err, "'%.*s'", TSR_STR_ARG(marker->fqn));
+    return status;
+}
+
+/* What the metadata states about a layer, whose name it may have without the first components; or NULL. */
+static const cJSON *stated_layer(const finder *f, tsr_str layer)
+{
+    while (f->layer_names && layer.size) {
+        const uint32_t number = tsr_map_get(f->layer_names, layer, UINT32_MAX);
+        if (number != UINT32_MAX) return f->layer_items[number];
+        const char *dot = memchr(layer.data, '.', layer.size);
+        if (!dot) return NULL;
+        layer = tsr_str_after(layer, (size_t)(dot - layer.data) + 1);
+    }
+    return NULL;
+}
+
+/* Refuses numbers that are not the weights divided by their scales: rotated ones, and those whose scales are in another order. */
+static tsr_status check_layer(const finder *f, const tsr_entry *weight)
+{
+    static const char *const plain[] = {"float8_e4m3fn", "float8_e5m2", "int8_tensorwise"};
+    const tsr_str ending = TSR_STR(".weight");
+    const tsr_entry *marker;
+    cJSON *own;
+    if (weight->kind != TSR_ENTRY_TENSOR || !tsr_str_ends(weight->fqn, ending)) return TSR_OK;
+    TSR_TRY(find_sibling(f, weight->fqn, ending.data, COMFY_QUANT, &marker));
+    TSR_TRY(read_marker(f, marker, &own));
+    const cJSON *layer = own ? own : stated_layer(f, (tsr_str){weight->fqn.data, weight->fqn.size - ending.size});
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(layer, "format");
+    const char *format = cJSON_IsString(item) ? item->valuestring : "";
+    const bool rotated = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(layer, "convrot"));
+    bool known = !layer;
+    for (size_t i = 0; i < sizeof plain / sizeof *plain && !known; i++) known = !rotated && !strcmp(format, plain[i]);
+    if (!known)
+        tsr_fail(f->err, TSR_E_UNSUPPORTED, "'%.*s' is in ComfyUI's form '%.40s'%s, which --dequantize does not support",
+                 TSR_STR_ARG(weight->fqn), format, rotated ? ", rotated (convrot)" : "");
+    cJSON_Delete(own);
+    return known ? TSR_OK : TSR_E_UNSUPPORTED;
+}
+
+/* Indexes what the metadata states about layers. */
+static tsr_status index_layers(finder *f)
+{
+    const tsr_catalog *catalog = &f->m->source->catalog;
+    const tsr_host *host = f->m->own->host;
+    const cJSON *item;
+    for (size_t i = 0; i < catalog->metadata_count && !f->layers; i++)
+        if (tsr_str_equal(catalog->metadata[i].key, TSR_STR(TSR_COMFY_LAYERS)))
+            TSR_TRY(tsr_json_parse(catalog->metadata[i].value, host, &f->layers, f->err));
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(f->layers, "layers");
+    if (!cJSON_IsObject(list)) return TSR_OK;
+    uint32_t count = 0;
+    f->layer_items = tsr_arena_array(f->m->own->arena, (size_t)cJSON_GetArraySize(list), sizeof *f->layer_items, f->err);
+    f->layer_names = f->layer_items ? tsr_map_new(host->allocator, 0, f->err) : NULL;
+    if (!f->layer_names) return TSR_E_NOMEM;
+    cJSON_ArrayForEach(item, list)
+    {
+        TSR_TRY(tsr_map_put(f->layer_names, tsr_json_key_of(item), count, NULL, NULL, f->err));
+        f->layer_items[count++] = item;
+    }
+    f->done->unflattened = true;
+    return TSR_OK;
+}
+
 /* Finds the scale of the entry's numbers and how they are multiplied; *scale is NULL if there is none. */
 static tsr_status find_scaling(const finder *f, const tsr_entry *entry, tsr_scaling *how, const tsr_entry **scale)
 {
     *how = f->scaling;
     how->scheme = TSR_SCALES_FITTING;
+    TSR_TRY(check_layer(f, entry));
     TSR_TRY(find_scale(f, entry, scale));
     if (*scale) return choose_int8(f, entry, *scale, how);
     how->scheme = TSR_SCALES_MXFP4;
@@ -153,6 +241,17 @@ static tsr_status find_scaling(const finder *f, const tsr_entry *entry, tsr_scal
     if (*scale) return TSR_OK;
     how->scheme = TSR_SCALES_NVFP4;
     return find_nvfp4(f, entry, how, scale);
+}
+
+/* Sets *is to whether the entry is what ComfyUI states about a layer whose weight is dequantized. */
+static tsr_status is_used_marker(const finder *f, const tsr_entry *entry, bool *is)
+{
+    const tsr_entry *weight, *scale = NULL;
+    tsr_scaling how;
+    TSR_TRY(find_sibling(f, entry->fqn, COMFY_QUANT, ".weight", &weight));
+    if (weight) TSR_TRY(find_scaling(f, weight, &how, &scale));
+    *is = scale;
+    return TSR_OK;
 }
 
 static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale, uint64_t order)
@@ -212,6 +311,7 @@ static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t ord
     if (parts.data) return add_subclass(f, &how, &parts, order);
     TSR_TRY(refuse_flattened(f, entry));
     TSR_TRY(is_used_scale(f, entry, &is_scale));
+    if (!is_scale) TSR_TRY(is_used_marker(f, entry, &is_scale));
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }
 
@@ -379,10 +479,24 @@ static tsr_status note_activations(finder *f)
     return TSR_OK;
 }
 
+/* Says that quantized layers also transform what goes into them, as compressed-tensors states it. */
+static tsr_status note_transforms(finder *f)
+{
+    const cJSON *transforms = cJSON_GetObjectItemCaseSensitive(tsr_mapped_quantization(f->m), "transform_config");
+    const cJSON *groups = cJSON_GetObjectItemCaseSensitive(transforms, "config_groups");
+    if (!cJSON_GetArraySize(groups)) return TSR_OK;
+    return tsr_mapped_add_note(
+        f->m,
+        TSR_STR("quantized layers also transform their inputs (transform_config in config.json), which no "
+                "weight contains; without these layers the model computes something else"),
+        f->err);
+}
+
 static tsr_status find_all(finder *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
     TSR_TRY(index_metadata(f));
+    TSR_TRY(index_layers(f));
     f->is_packed = tsr_arena_array(f->m->own->arena, (size_t)catalog->entry_count, sizeof *f->is_packed, f->err);
     if (!f->is_packed) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(f, &catalog->entries[i], i, unpack_entry));
@@ -393,6 +507,7 @@ static tsr_status find_all(finder *f)
     tsr_map_free(scaled);
     if (status != TSR_OK || !f->done->found) return status;
     TSR_TRY(note_activations(f));
+    TSR_TRY(note_transforms(f));
     if (!f->is_quantized) return TSR_OK;
     f->m->config_changes.unquantized = true;
     return tsr_mapped_add_config_note(
@@ -420,6 +535,8 @@ static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)
     f.is_quantized = tsr_mapped_quantization(m) != NULL;
     const tsr_status status = find_all(&f);
     tsr_map_free(f.pairs);
+    tsr_map_free(f.layer_names);
+    cJSON_Delete(f.layers);
     tsr_vec_free(&text);
     m->drops_flattened = done->unflattened;
     return status;

@@ -469,7 +469,7 @@ static tsr_status refuse_twice(const tsr_mapped *m, const tsr_mapped_row *second
                     TSR_STR_ARG(second->sources[0]->fqn));
 }
 
-/* Leaves the pairs out in which torchao states the classes of weights, which they do not have any more. */
+/* Leaves the pairs out in which torchao states the classes of weights, and ComfyUI how layers are quantized, which they are not any more. */
 static tsr_status drop_flattened(tsr_mapped *m, tsr_error *err)
 {
     tsr_catalog *own = &m->own->catalog;
@@ -478,7 +478,8 @@ static tsr_status drop_flattened(tsr_mapped *m, tsr_error *err)
     if (!kept) return TSR_E_NOMEM;
     for (size_t i = 0; i < own->metadata_count; i++) {
         const tsr_text_pair *pair = &own->metadata[i];
-        if (!tsr_str_equal(pair->key, TSR_STR(TSR_FLATTENED_NAMES)) && !tsr_str_starts(pair->value, TSR_STR("{\"_type\"")))
+        if (!tsr_str_equal(pair->key, TSR_STR(TSR_FLATTENED_NAMES)) &&
+            !tsr_str_equal(pair->key, TSR_STR(TSR_COMFY_LAYERS)) && !tsr_str_starts(pair->value, TSR_STR("{\"_type\"")))
             kept[count++] = *pair;
     }
     own->metadata = kept;

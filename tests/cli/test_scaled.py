@@ -404,3 +404,36 @@ def test_scalars_of_models_are_cast(t):
         t.run("convert", path, t.at("out.safetensors"), "--dtype", "bfloat16", "--overwrite")
         got = {e["fqn"]: e["dtype"] for e in t.json("inspect", t.at("out.safetensors"), "--json")["entries"]}
         need(all(got[n] == "bfloat16" for n in names if "param_groups" not in n), got)
+
+
+@test
+def test_what_comfyui_states_about_layers(t):
+    """In a tensor next to the weight, or in the metadata of the file, where names may lack what precedes the model's: forms of comfy-kitchen 0.2.40. Rotated numbers and scales in another order are
+    refused; what is multiplied is not called quantized any more."""
+    one = b"\x38\x40\x30\xb8"  # 1, 2, 0.5, -1 as float8_e4m3fn
+    plain = {"a.weight": ("F8_E4M3", [1, 4], one), "a.weight_scale": ("F32", [], struct.pack("<f", 2)), "n": ("F32", [1], struct.pack("<f", 7))}
+    int8 = {"a.weight": ("I8", [2, 2], bytes([1, 2, 255, 254])), "a.weight_scale": ("F32", [2, 1], struct.pack("<2f", 2, 4))}
+    blocks = {"a.weight": ("U8", [128, 32], bytes(4096)), "a.weight_scale": ("F8_E4M3", [128, 4], b"\x38" * 512), "a.weight_scale_2": ("F32", [], struct.pack("<f", 1))}
+
+    def place(tensors, layer, by, prefix="model.diffusion_model."):
+        named = {prefix + k: v for k, v in tensors.items()}
+        text = json.dumps(layer).encode()
+        if by == "marker":
+            named[prefix + "a.comfy_quant"] = ("U8", [len(text)], text)
+        layers = {prefix + "a" if by == "metadata" else "a": layer}
+        st_write(t.at("in.safetensors"), named, metadata=None if by == "marker" else {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers}), "kept": "yes"})
+
+    for by in ("marker", "metadata", "short"):
+        for tensors, layer, want in ((plain, {"format": "float8_e4m3fn"}, [2, 4, 1, -2]), (int8, {"format": "int8_tensorwise", "convrot": False}, [2, 4, -4, -8])):
+            place(tensors, layer, by)
+            t.run("convert", t.at("in.safetensors"), t.at("out.safetensors"), "--dequantize", "--dtype", "float32", "--overwrite")
+            doc = t.json("inspect", t.at("out.safetensors"), "--json")
+            names = [e["fqn"] for e in doc["entries"]]
+            kept = {k: v for k, v in (doc.get("metadata") or {}).items() if k != "format"}
+            need(not any("comfy" in n or "scale" in n for n in names) and kept == ({} if by == "marker" else {"kept": "yes"}), f"{by}: {names}, {kept}")
+            shown = t.run("get", t.at("out.safetensors"), "model.diffusion_model.a.weight", "--print").stdout.decode()
+            need([float(x) for x in shown.replace("[", " ").replace("]", " ").replace(",", " ").split()] == want, shown)
+        for tensors, layer in ((int8, {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}), (int8, {"format": "asym_w4a8_int8"}), (blocks, {"format": "nvfp4"}), (plain, {"format": "mxfp8"}), (plain, {})):
+            place(tensors, layer, by)
+            p = t.run("convert", t.at("in.safetensors"), t.at("refused.safetensors"), "--dequantize", status=2)
+            need(b"'model.diffusion_model.a.weight' is in ComfyUI's form '" + layer.get("format", "").encode() in p.stderr and not os.path.exists(t.at("refused.safetensors")), p.stderr)
