@@ -1,5 +1,6 @@
 /* Reads any bytes as what a killed run left next to its output: the record of a publication, and a step of a journal. What is accepted must
  * be written as text that reads back as the same, and what is named must be below the destination. */
+#define _GNU_SOURCE /* the headers of native/publish name files as the system does */
 #include <stdlib.h>
 #include <string.h>
 
