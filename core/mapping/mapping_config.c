@@ -52,6 +52,20 @@ static bool has_models(const tsr_store *store)
     return tsr_has_file(store, "model_index.json") || tsr_has_file(store, "modules.json");
 }
 
+/* The directory that has the files of the part that is opened; empty if it is the root, or if all parts are opened. */
+static tsr_str directory_of_part(const tsr_checkpoint *checkpoint)
+{
+    const tsr_mapped *m;
+    while ((m = tsr_mapped_state(checkpoint))) checkpoint = m->source;
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint64_t i = 0; checkpoint->options.part.data && i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->chunk_count && entry->chunks[0].file != TSR_NO_FILE)
+            return tsr_path_directory(checkpoint->store->files[entry->chunks[0].file].name);
+    }
+    return TSR_STR("");
+}
+
 /* Finds the config.json of the part that is opened, or of the whole checkpoint: the one nearest to the files of the part. Sets *file to
  * TSR_NO_FILE if there is none. */
 static tsr_status find_config(const tsr_checkpoint *checkpoint, uint32_t *file, tsr_error *err)
@@ -59,7 +73,7 @@ static tsr_status find_config(const tsr_checkpoint *checkpoint, uint32_t *file, 
     /* verl writes those of transformers' files that are not weights into a directory of their own. */
     static const char *const names[] = {CONFIG_NAME, "huggingface/" CONFIG_NAME};
     const tsr_store *store = checkpoint->store;
-    tsr_str directory = checkpoint->part_directory;
+    tsr_str directory = directory_of_part(checkpoint);
     *file = TSR_NO_FILE;
     for (;; directory = tsr_path_directory(directory)) {
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -573,7 +573,6 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
                             .host = host,
                             .given_host = source->given_host,
                             .options = source->options,
-                            .part_directory = source->part_directory,
                             .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
     own->arena = tsr_arena_new(host->allocator,
                                host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX, err);

@@ -51,12 +51,11 @@ struct tsr_checkpoint {
     struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader has filled the catalog */
     struct tsr_renamed *renamed;  /* what the reader's own entries became after opening (tsr_checkpoint_rename), or NULL */
     const struct tsr_reader *reader;
-    void *state;            /* the reader's private data, in the arena */
-    tsr_str part_directory; /* that has the files of options.part; empty: the root, or no part */
-    tsr_str incomplete;     /* why the save counts as interrupted, in the arena; empty if it does not */
-    bool is_probe;          /* only the format is wanted, so checkpoints further down are not looked for */
-    bool names_unknown;     /* the names of the entries are only in a file that is missing */
-    tsr_vec missing;        /* of tsr_str: files that the metadata names and the store does not have */
+    void *state;        /* the reader's private data, in the arena */
+    tsr_str incomplete; /* why the save counts as interrupted, in the arena; empty if it does not */
+    bool is_probe;      /* only the format is wanted, so checkpoints further down are not looked for */
+    bool names_unknown; /* the names of the entries are only in a file that is missing */
+    tsr_vec missing;    /* of tsr_str: files that the metadata names and the store does not have */
     /* Of tsr_str: files that the format allows for and the store does not have. Only collected for the checkpoint that the
      * caller opened; for mounted ones it has no allocator. */
     tsr_vec implied;

@@ -584,17 +584,6 @@ static tsr_status keep_mappings(tsr_checkpoint *checkpoint, const tsr_part *part
     return TSR_OK;
 }
 
-/* Notes the directory that has the files of the part, which is all that is left in the catalog. */
-static void note_directory(tsr_checkpoint *checkpoint)
-{
-    const tsr_catalog *catalog = &checkpoint->catalog;
-    for (uint64_t i = 0; i < catalog->entry_count && !checkpoint->part_directory.data; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        if (entry->chunk_count && entry->chunks[0].file != TSR_NO_FILE)
-            checkpoint->part_directory = tsr_path_directory(checkpoint->store->files[entry->chunks[0].file].name);
-    }
-}
-
 /* Keeps only the entries of options.part in the catalog, and removes the part's name from theirs. */
 static tsr_status keep_part(tsr_checkpoint *checkpoint, tsr_error *err)
 {
@@ -605,7 +594,6 @@ static tsr_status keep_part(tsr_checkpoint *checkpoint, tsr_error *err)
         if (tsr_str_equal(catalog->parts[p].name, checkpoint->options.part)) part = &catalog->parts[p];
     if (!part) return refuse_part(checkpoint, err);
     keep_entries(catalog, part);
-    note_directory(checkpoint);
     TSR_TRY(keep_mappings(checkpoint, part, err));
     catalog->format = part->format;
     catalog->metadata = part->metadata;
