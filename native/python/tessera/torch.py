@@ -47,13 +47,13 @@ class StorageReader(_StorageReader):
 
     def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-                 map: Document | None = None, inverse: bool = False, lora: StrPath | None = None, dequantize: bool = False,
+                 map: Document | None = None, inverse: bool = False, lora: StrPath | Checkpoint | None = None, dequantize: bool = False,
                  canonical: bool = False, verify: bool = True, _extension_registry: Any = None) -> None:
         super().__init__()
         self._registry, self._left = _extension_registry, {}
         self.path, self.threads, self.unsafe_objects, self.verify = path, threads, unsafe_objects, verify
-        self._choices = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse, "lora": lora, "dequantize": dequantize,
-                         "canonical": canonical}
+        self._choices = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse,
+                         "lora": lora.path if isinstance(lora, Checkpoint) else lora, "dequantize": dequantize, "canonical": canonical}
         self.load_id = str(uuid.uuid4())
         self._checkpoint: Checkpoint | None = None
         self._all: Checkpoint | None = None  # the same with the metadata of all ranks
