@@ -124,8 +124,7 @@ size_t tsr_ring_best(const tsr_ring *ring)
     return best < least ? least : best > BEST_BYTES ? BEST_BYTES : best;
 }
 
-/* Returns the most bytes that every thread's job can ask for. For jobs that become cheaper with their size. */
-static size_t ring_largest(const tsr_ring *ring)
+size_t tsr_ring_largest(const tsr_ring *ring)
 {
     if (ring->work.fill_lent) return most_lent(ring);
     const size_t best = tsr_ring_best(ring), largest = ring->half_bytes / tsr_threads(ring->host) / ALIGNMENT * ALIGNMENT;
@@ -369,7 +368,7 @@ uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t 
     const uint64_t best = elements_in(tsr_ring_best(ring) / tiles, itemsize);
     if (!is_transposed(gather)) return best;
     /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. Of a whole part they are fewest. */
-    const uint64_t largest = elements_in(ring_largest(ring) / tiles, itemsize);
+    const uint64_t largest = elements_in(tsr_ring_largest(ring) / tiles, itemsize);
     uint64_t part = 1;
     for (uint32_t d = 0; d < gather->ndim; d++) part *= gather->parts[0].sizes[d];
     return part < best ? best : part < largest ? part : largest;

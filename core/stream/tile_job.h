@@ -80,6 +80,8 @@ uint8_t *tsr_place_for_copy(uint8_t *memory, uint64_t read_at, uint64_t write_at
 
 /* Returns how many bytes a job should ask for, so that all threads have work. */
 size_t tsr_ring_best(const tsr_ring *ring);
+/* Returns the most bytes that every thread's job can ask for. For jobs that become cheaper with their size. */
+size_t tsr_ring_largest(const tsr_ring *ring);
 
 typedef struct tsr_tile {
     const tsr_gather *gather;
