@@ -1,7 +1,8 @@
 /** The WebAssembly module, the npm package and its command line for Node against the native program. Each family gets the loaded module, its
- *  bytes, the native program, and every sample. Usage: run.mjs [--tessera PROGRAM] [--node NODE] [--sample PART] [WORD…]
+ *  bytes, the native program, and every sample. Usage: run.mjs [--tessera PROGRAM] [--node NODE] [--sample PART] [--jobs N] [WORD…]
  *    --tessera: the native program    --node: the Node that runs the package's command line
- *    --sample: use only the samples whose names contain PART    WORD: run only the families whose names contain a word */
+ *    --sample: use only the samples whose names contain PART    --jobs: families at a time
+ *    WORD: run only the families whose names contain a word */
 import fs from "node:fs";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
@@ -11,12 +12,8 @@ import { report, runFamilies } from "../support/harness.mjs";
 import { opener, sourceOf } from "./opening.mjs";
 
 const root = fileURLToPath(new URL("../..", import.meta.url)), samples = path.join(root, "samples/checkpoints"), built = path.join(root, "build/wasm/bin");
-const text = { type: "string" }, { values: options, positionals: words } = parseArgs({ options: { tessera: text, node: text, sample: text }, allowPositionals: true });
+const text = { type: "string" }, { values: options, positionals: words } = parseArgs({ options: { tessera: text, node: text, sample: text, jobs: { ...text, default: "2" } }, allowPositionals: true });
 const native = path.resolve(options.tessera ?? path.join(root, "build/release/bin/tessera")), node = options.node ?? process.execPath;
-const bytes = fs.readFileSync(path.join(built, "tessera.wasm")), module = await WebAssembly.compile(bytes);
-const writers = fs.readFileSync(path.join(built, "tessera-writers.wasm"));
-const tessera = await Tessera.load(module);
-await tessera.prepare(writers);
 
 /** The directory or file that each golden next to the samples describes. */
 const targets = fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")).map((n) => {
@@ -24,6 +21,12 @@ const targets = fs.readdirSync(samples).filter((n) => n.endsWith(".expect.json")
   return path.join(samples, expected.path ?? n.slice(0, -".expect.json".length));
 }).filter((target) => path.basename(target).includes(options.sample ?? ""));
 
-const context = { tessera, bytes, module, writers, native, node, root, samples, targets, hasAllSamples: options.sample === undefined, sourceOf, withOpened: opener(tessera, sourceOf) };
-await runFamilies(path.join(root, "tests/wasm"), words, (family) => family(context));
+await runFamilies(path.join(root, "tests/wasm"), words, Number(options.jobs), async () => {
+  const bytes = fs.readFileSync(path.join(built, "tessera.wasm")), module = await WebAssembly.compile(bytes);
+  const writers = fs.readFileSync(path.join(built, "tessera-writers.wasm"));
+  const tessera = await Tessera.load(module);
+  await tessera.prepare(writers);
+  const context = { tessera, bytes, module, writers, native, node, root, samples, targets, hasAllSamples: options.sample === undefined, sourceOf, withOpened: opener(tessera, sourceOf) };
+  return [(family) => family(context), () => {}];
+});
 report();

@@ -1,16 +1,16 @@
 /** The viewer in Chromium. Each family gets a browser of its own, which remembers nothing of the others, a page in it, the address that
  *  serves the page, and the list of the page's errors.
- *  Usage: run.mjs [--slow N] [--update] [WORD…]   --slow: make the page's processor N times slower. --update: write the goldens of the views'
- *  structure again. WORD: run only the families whose names contain a word. */
+ *  Usage: run.mjs [--slow N] [--update] [--jobs N] [WORD…]   --slow: make the page's processor N times slower. --update: write the goldens of
+ *  the views' structure again. --jobs: families at a time. WORD: run only the families whose names contain a word. */
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import { report, runFamilies } from "../support/harness.mjs";
 import { launch, serve } from "./browser.mjs";
 
-const { values: { slow }, positionals: words } = parseArgs({ options: { slow: { type: "string" }, update: { type: "boolean" } }, allowPositionals: true });
-const server = await serve();
-try {
-  await runFamilies(fileURLToPath(new URL(".", import.meta.url)), words, async (family) => {
+const { values: { slow, jobs }, positionals: words } = parseArgs({ options: { slow: { type: "string" }, update: { type: "boolean" }, jobs: { type: "string", default: "2" } }, allowPositionals: true });
+await runFamilies(fileURLToPath(new URL(".", import.meta.url)), words, Number(jobs), async () => {
+  const server = await serve();
+  return [async (family) => {
     const { context, close } = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
     try {
       const page = await context.newPage(), broken = [];
@@ -20,8 +20,6 @@ try {
     } finally {
       await close();
     }
-  });
-} finally {
-  server.stop();
-}
+  }, () => server.stop()];
+});
 report();
