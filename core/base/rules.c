@@ -116,10 +116,8 @@ static const tsr_rule rules[] = {
     {"layout/overlap", TSR_ERROR, "two chunks of a tensor hold the same elements",
      "Which of the two is loaded depends on the reader. Two jobs may have saved to the same directory."},
     {"layout/placeholders", TSR_WARNING, "many tensors are empty, as parameters that were not gathered",
-     "A rank has an empty tensor in place of each parameter that other ranks hold: under DeepSpeed's ZeRO stage 3 of nearly "
-     "every one, and under FSDP with use_orig_params. A state dict that was saved before the parameters were gathered has no "
-     "weights. Read all ranks' files together (global_step…), or save again with stage3_gather_16bit_weights_on_model_save, "
-     "or as a full or sharded state dict."},
+     "A rank has an empty tensor in place of each parameter that other ranks hold, under ZeRO stage 3 of nearly every one. Open "
+     "the directory with the files of all ranks, or save a full or sharded state dict."},
     {"layout/prefix", TSR_NOTE, "nearly all names would fit if a prefix were added or removed",
      "The checkpoint holds a whole training state (model.…), or was saved from inside a wrapper (module.…), and the model was "
      "described by itself, or vice versa."},

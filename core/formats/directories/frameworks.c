@@ -7,6 +7,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 #include <string.h>
@@ -203,21 +204,30 @@ static bool is_beside_deepspeed(tsr_str name)
             tsr_str_ends(name, TSR_STR(".pt")));
 }
 
-/* Adds a finding for accelerate's files next to the DeepSpeed checkpoint of a step, which are not among its parts. */
-static tsr_status check_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
+/* Adds a finding for accelerate's files next to the DeepSpeed checkpoint of a step, which are not among its parts. May be loaded on demand
+ * (wasm/later.txt). */
+tsr_status tsr_accelerate_report_beside(tsr_checkpoint *checkpoint, tsr_error *err);
+tsr_status tsr_accelerate_report_beside(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *around = checkpoint->given;
     tsr_shown_names names = {.used = 0};
-    const bool is_step = around != checkpoint->store && !memchr(checkpoint->step.data, '/', checkpoint->step.size);
-    if (!is_step || checkpoint->catalog.format != TSR_FORMAT_DEEPSPEED || checkpoint->options.part.data ||
-        !tsr_has_any(around, random_states))
-        return TSR_OK;
     for (uint32_t f = 0; f < around->file_count; f++)
         if (is_beside_deepspeed(around->files[f].name)) tsr_shown_names_add(&names, around->files[f].name);
     return tsr_finding_add(checkpoint->findings, "parts/left-out", nowhere, err,
                            "%s%s, which accelerate saved next to '%.*s', %s not among the parts; open %s by its path",
                            names.text, tsr_shown_names_rest(&names), TSR_STR_ARG(checkpoint->step),
                            names.count == 1 ? "is" : "are", names.count == 1 ? "it" : "each of them");
+}
+
+static tsr_status check_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_store *around = checkpoint->given;
+    const bool is_step = around != checkpoint->store && !memchr(checkpoint->step.data, '/', checkpoint->step.size);
+    if (!is_step || checkpoint->catalog.format != TSR_FORMAT_DEEPSPEED || checkpoint->options.part.data ||
+        !tsr_has_any(around, random_states))
+        return TSR_OK;
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
+    return tsr_accelerate_report_beside(checkpoint, err);
 }
 
 /* A program may have accelerate save its models in another way, so an optimizer is enough. */
@@ -421,12 +431,16 @@ static uint32_t find_stranger(const tsr_store *store, const kind *k, uint64_t wo
     return TSR_NO_FILE;
 }
 
-/* Sets *world to the number of ranks in fsdp_config.json, or to 0 if it does not exist or states none. */
-static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err)
+#define VERL_CONFIG "fsdp_config.json"
+
+/* Sets *world to the number of ranks in fsdp_config.json, or to 0 if it does not exist or states none. May be loaded on demand
+ * (wasm/later.txt). */
+tsr_status tsr_verl_stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err);
+tsr_status tsr_verl_stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_error *err)
 {
     cJSON *root;
     *world = 0;
-    TSR_TRY(tsr_document_read(checkpoint, TSR_STR("fsdp_config.json"), &root, err));
+    TSR_TRY(tsr_document_read(checkpoint, TSR_STR(VERL_CONFIG), &root, err));
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(root, "world_size");
     if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= FRAMEWORKS_MOST_RANKS)
         *world = (uint64_t)stated->valuedouble;
@@ -439,7 +453,10 @@ static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_
 static tsr_status is_verl(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     uint64_t world = find_world(checkpoint->store, &kinds[0]);
-    if (!world && checkpoint->store->file_count == 1) TSR_TRY(stated_world(checkpoint, &world, err));
+    *is = world > 0;
+    if (*is || checkpoint->store->file_count != 1 || !tsr_has_file(checkpoint->store, VERL_CONFIG)) return TSR_OK;
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
+    TSR_TRY(tsr_verl_stated_world(checkpoint, &world, err));
     *is = world > 0;
     return TSR_OK;
 }
@@ -471,7 +488,7 @@ static tsr_status imply_first(tsr_checkpoint *checkpoint, const kind *k, uint64_
 static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t *common, tsr_error *err)
 {
     uint64_t world = find_world(checkpoint->store, k);
-    if (!world && k == kinds) TSR_TRY(stated_world(checkpoint, &world, err));
+    if (!world && k == kinds) TSR_TRY(tsr_verl_stated_world(checkpoint, &world, err));
     if (!world) return imply_first(checkpoint, k, *common, err);
     if (!*common) *common = world;
     TSR_TRY(check_world(checkpoint, k, world, *common, err));

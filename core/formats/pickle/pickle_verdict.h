@@ -38,7 +38,8 @@ tsr_status tsr_verdict_on_pickle(const tsr_verdict *verdict, tsr_error *err);
 tsr_status tsr_verdict_call(const tsr_verdict *verdict, uint64_t position, tsr_str name, tsr_error *err);
 /* Adds pickle/unlisted-call for a GLOBAL or anything else that would be called. */
 tsr_status tsr_verdict_call_of(const tsr_verdict *verdict, uint64_t position, tsr_ref callee, tsr_error *err);
-/* Adds pickle/unlisted-call for getattr(class, name), as Python 3.11 pickles a member of an enum: `class_` is a GLOBAL. */
+/* Adds pickle/unlisted-call for getattr(class, name), as Python 3.11 pickles a member of an enum: `class_` is a GLOBAL.
+ * May be loaded on demand (wasm/later.txt). */
 tsr_status tsr_verdict_member(const tsr_verdict *verdict, uint64_t position, tsr_ref class_, tsr_str name, tsr_error *err);
 /* Adds pickle/unlisted-class for a GLOBAL without an id of which there are instances. */
 tsr_status tsr_verdict_instance_of(const tsr_verdict *verdict, uint64_t position, tsr_ref global, tsr_error *err);

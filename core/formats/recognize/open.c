@@ -200,7 +200,9 @@ static void list_step_files(const tsr_store *store, tsr_shown_names *names)
         if (file_step(store->files[f].name, &number)) tsr_shown_names_add(names, store->files[f].name);
 }
 
-static tsr_status refuse_unknown(choice *c, tsr_str asked)
+/* May be loaded on demand (wasm/later.txt). */
+tsr_status tsr_unknown_step_refuse(choice *c, tsr_str asked);
+tsr_status tsr_unknown_step_refuse(choice *c, tsr_str asked)
 {
     tsr_shown_names files = {.used = 0};
     tsr_error why = {0};
@@ -218,6 +220,12 @@ static tsr_status refuse_unknown(choice *c, tsr_str asked)
                 tsr_below_deeper(&c->list));
     return tsr_fail(c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s", TSR_STR_ARG(asked),
                     c->list.text, tsr_below_rest(&c->list));
+}
+
+static tsr_status refuse_unknown(choice *c, tsr_str asked)
+{
+    TSR_TRY(tsr_host_load(c->checkpoint->host, c->err));
+    return tsr_unknown_step_refuse(c, asked);
 }
 
 /* The requested directory may be a parent of the checkpoint ("global_step_100" of "global_step_100/actor"). */

@@ -5,6 +5,7 @@
 #include "formats/torch/torch_file.h"
 
 #include "formats/pickle/torch_names.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 enum { VISITS_PER_BYTE = 64, LEAST_VISITS = 1 << 20 };
@@ -90,9 +91,10 @@ static tsr_status judge_getattr(const judge *j, tsr_error *err)
     bool known = is_class(pickle, j->object) || is_enum_member(pickle, j->object) || is_lazy_hook(pickle, j->object);
     if (known && !is_changed(j)) return TSR_OK;
     const tsr_ref class_ = tsr_torch_arg(pickle, j->object, 0), name = tsr_torch_arg(pickle, j->object, 1);
-    if (tsr_pickle_kind_of(pickle, class_) == TSR_PICKLE_GLOBAL && tsr_enum_is_member(pickle, name) && !is_changed(j))
-        return tsr_verdict_member(&j->verdict, j->position, class_, tsr_pickle_text(pickle, name), err);
-    return tsr_verdict_call(&j->verdict, j->position, TSR_STR("builtins.getattr"), err);
+    if (tsr_pickle_kind_of(pickle, class_) != TSR_PICKLE_GLOBAL || !tsr_enum_is_member(pickle, name) || is_changed(j))
+        return tsr_verdict_call(&j->verdict, j->position, TSR_STR("builtins.getattr"), err);
+    TSR_TRY(tsr_host_load(j->verdict.host, err));
+    return tsr_verdict_member(&j->verdict, j->position, class_, tsr_pickle_text(pickle, name), err);
 }
 
 /* _reconstructor(class, base, state): base.__init__(object, state) is called unless the base is object. */
