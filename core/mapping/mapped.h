@@ -119,13 +119,13 @@ typedef struct tsr_mapped_scheme {
 /* mapping_open.c: like tsr_mapping_open, but `scheme` fills the rows. */
 tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err);
 
-/* mapping_open.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
+/* mapping_config.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
  * of memory while making it, and this returns TSR_E_NOMEM. */
 tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 /* The same for a sentence that says what to change in config.json, which m->config_changes states, too. */
 tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 
-/* mapping_open.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
+/* mapping_config.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);
 /* Makes an entry of the mapped checkpoint from a tensor, with the name `fqn` and the attributes of `like`. */
 tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn,

@@ -12,6 +12,63 @@
 #define CONFIG_NAME "config.json"
 #define PARAMS_NAME "params.json"
 
+const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint)
+{
+    return checkpoint->reader->is_mapped ? checkpoint->state : NULL;
+}
+
+/* ---- what users are told of a mapped checkpoint, and what has to change in its config.json ---- */
+
+static tsr_status append_note(tsr_mapped *m, tsr_str *note, tsr_str sentence, tsr_error *err)
+{
+    const tsr_str before = *note;
+    if (!sentence.data) return TSR_E_NOMEM;
+    *note = !before.data ? sentence
+                         : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
+    return note->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
+{
+    return append_note(m, &m->note, sentence, err);
+}
+
+tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
+{
+    return append_note(m, &m->config_note, sentence, err);
+}
+
+tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, bool configured, size_t index)
+{
+    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
+        if (m->note.data && !index--) return m->note;
+        if (m->config_note.data && !configured && !index--) return m->config_note;
+    }
+    return TSR_STR("");
+}
+
+tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, bool configured, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; tsr_mapping_note(mapped, configured, i).size; i++) {
+        tsr_str *note = tsr_vec_push(out, err);
+        if (!note) return TSR_E_NOMEM;
+        *note = tsr_mapping_note(mapped, configured, i);
+    }
+    return TSR_OK;
+}
+
+void tsr_mapping_change_config(const tsr_checkpoint *mapped, tsr_config_changes *changes)
+{
+    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
+        changes->unquantized |= m->config_changes.unquantized;
+        changes->untied |= m->config_changes.untied;
+        if (m->config_changes.more_tokens)
+            changes->tokens = m->config_changes.tokens, changes->more_tokens = m->config_changes.more_tokens;
+    }
+}
+
+/* ---- reading config.json ---- */
+
 #ifndef TSR_SMALL /* there, a file has no neighbors */
 /* What holds for a directory holds for a single file of it, so the config.json next to the file counts, too. *out is NULL if there
  * is none. */

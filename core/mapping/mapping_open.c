@@ -163,11 +163,6 @@ static void mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entr
     else tsr_checkpoint_take_losses(m->source, entry, losses);
 }
 
-const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint)
-{
-    return checkpoint->reader->locate == mapped_locate ? checkpoint->state : NULL;
-}
-
 static tsr_status mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_stated_crc *out, tsr_error *err)
 {
@@ -544,6 +539,7 @@ static tsr_status open_mapped(tsr_mapped *m, const tsr_mapped_scheme *scheme, ts
     tsr_reader *reader = TSR_ARENA_NEW(m->own->arena, tsr_reader, err);
     if (!reader) return TSR_E_NOMEM;
     *reader = (tsr_reader){.format = m->source->catalog.format,
+                           .is_mapped = true,
                            .locate = mapped_locate,
                            .extents = source_extents,
                            .close = close_mapped,
@@ -590,54 +586,4 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
     if (status == TSR_OK) *out = own;
     else tsr_checkpoint_close(own);
     return status;
-}
-
-/* ---- what users are told of a mapped checkpoint, and what has to change in its config.json ---- */
-
-static tsr_status append_note(tsr_mapped *m, tsr_str *note, tsr_str sentence, tsr_error *err)
-{
-    const tsr_str before = *note;
-    if (!sentence.data) return TSR_E_NOMEM;
-    *note = !before.data ? sentence
-                         : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
-    return note->data ? TSR_OK : TSR_E_NOMEM;
-}
-
-tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
-{
-    return append_note(m, &m->note, sentence, err);
-}
-
-tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
-{
-    return append_note(m, &m->config_note, sentence, err);
-}
-
-tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, bool configured, size_t index)
-{
-    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
-        if (m->note.data && !index--) return m->note;
-        if (m->config_note.data && !configured && !index--) return m->config_note;
-    }
-    return TSR_STR("");
-}
-
-tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, bool configured, tsr_vec *out, tsr_error *err)
-{
-    for (size_t i = 0; tsr_mapping_note(mapped, configured, i).size; i++) {
-        tsr_str *note = tsr_vec_push(out, err);
-        if (!note) return TSR_E_NOMEM;
-        *note = tsr_mapping_note(mapped, configured, i);
-    }
-    return TSR_OK;
-}
-
-void tsr_mapping_change_config(const tsr_checkpoint *mapped, tsr_config_changes *changes)
-{
-    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
-        changes->unquantized |= m->config_changes.unquantized;
-        changes->untied |= m->config_changes.untied;
-        if (m->config_changes.more_tokens)
-            changes->tokens = m->config_changes.tokens, changes->more_tokens = m->config_changes.more_tokens;
-    }
 }

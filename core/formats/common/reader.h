@@ -74,6 +74,7 @@ typedef struct tsr_reader {
     bool is_rare;        /* its functions may be loaded on demand, by tsr_host.load (wasm/split.mjs reads this field) */
     bool is_interrupted; /* for what an interrupted save left */
     bool is_aside;       /* a file of this kind may be something next to checkpoints, such as a program's arguments */
+    bool is_mapped;      /* the checkpoint is made from another one (core/mapping), and its state is a tsr_mapped */
     /* Fills checkpoint->catalog and the findings; open.c rejects names that collide. Cleans up after itself when it fails:
      * `close` is called only after `open` succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);
