@@ -485,7 +485,7 @@ static bool remove_unfinished(void *ctx)
 static tsr_status begin_behind_rank_0(job_state *s, tsr_error *err)
 {
     tsr_leftover *found;
-    size_t count;
+    size_t count = 0;
     tsr_status status = begin_journal(s, err);
     if (status == TSR_OK) status = tsr_journals_list(&s->journals, s->job->arena, &found, &count, err);
     for (size_t i = 0; i < count && status == TSR_OK; i++)
