@@ -57,6 +57,12 @@ def is_settled(t, s):
     return enough
 
 
+def kill_copy(t, s, is_point, *args):
+    """Kills a copy as soon as all before the point is written. It has one thread: requests of a second one that are never answered could take
+    all places of --io-depth, and the first one would not get the rest of its chunk."""
+    kill(t, s, is_point, is_settled(t, s), s.env(), "cp", "--threads", "1", *args)
+
+
 def fetched(s):
     """Returns how many bytes of each object were asked for."""
     found = {}
@@ -90,7 +96,7 @@ def test_resume_onto_a_disk_fetches_what_is_missing(t):
     points = ((is_read("B.bin"), 1, 0, CHUNK), (is_read("B.bin", 2 * CHUNK), 1, 2, 3 * CHUNK), (is_read("latest"), 1, 3, 4 * CHUNK))
     with serving(objects(files)) as s:
         for i, (is_point, whole, parts, least) in enumerate(points):
-            kill(t, s, is_point, is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+            kill_copy(t, s, is_point, "s3://b/ck", t.at("copy"))
             need(not os.path.exists(t.at("copy")), "visible before it is whole")
             resumed = resume(t, s)
             is_done(t, files)
@@ -108,7 +114,7 @@ def test_resume_onto_a_disk_without_an_interrupted_run(t):
         is_done(t, files)
         need(b"already complete" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env()).stderr, "a second time")
         is_done(t, files)
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck/B.bin", t.at("one.bin"))
+        kill_copy(t, s, is_read("B.bin", CHUNK), "s3://b/ck/B.bin", t.at("one.bin"))
         s.asked.clear()
         r = t.json("cp", "s3://b/ck/B.bin", t.at("one.bin"), "--resume", "--json", env=s.env())["resumed"]
         need(r["parts"] == 1 and r["bytes"] == CHUNK and fetched(s)["ck/B.bin"] <= 2 * CHUNK + (1 << 20), f"{r} {fetched(s)}")
@@ -120,7 +126,7 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
     """A run with --resume keeps what it wrote when it fails, too. A run without --resume starts over."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("B.bin", CHUNK), "s3://b/ck", t.at("copy"))
         before, s.trouble = s.trouble, lambda h, *_: is_read("B.bin", 2 * CHUNK)(h) and h.error(403, "AccessDenied")
         need(b"AccessDenied" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr, "the failure is not shown")
         need(not os.path.exists(t.at("copy")) and left(t), "the failed run has to leave what it wrote")
@@ -129,7 +135,7 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
         need(r["objects"] == 1 and r["parts"] == 2 and r["bytes"] == 3 * CHUNK, f"{r}")
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("B.bin", CHUNK), "s3://b/ck", t.at("copy"))
         t.run("cp", "s3://b/ck", t.at("copy"), env=s.env())
         is_done(t, files)
 
@@ -140,7 +146,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
     is ignored."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("B.bin", 2 * CHUNK), "s3://b/ck", t.at("copy"))
         with open(os.path.join(left(t), "B.bin"), "r+b") as f:
             f.seek(CHUNK + 7)
             f.write(b"other bytes")
@@ -149,7 +155,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
 
-        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("B.bin", 2 * CHUNK), "s3://b/ck", t.at("copy"))
         with open(left(t) + ".1-of-1", "r+b") as f:
             f.truncate(os.path.getsize(f.name) - 5)
         r = resume(t, s)
@@ -157,7 +163,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
 
-        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("B.bin", 2 * CHUNK), "s3://b/ck", t.at("copy"))
         files["A.bin"] = os.urandom(CHUNK)
         s.objects["ck/A.bin"] = files["A.bin"]
         p = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env())
@@ -170,7 +176,7 @@ def test_resume_onto_a_disk_touches_nothing_of_others(t):
     """A file of another program in the unpublished output is neither removed nor published. A link there is not followed."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("latest"), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("latest"), "s3://b/ck", t.at("copy"))
         with open(os.path.join(left(t), "notes.txt"), "wb") as f:
             f.write(b"mine")
         refused = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode()
@@ -200,7 +206,7 @@ def test_resume_onto_a_disk_that_replaces_a_checkpoint(t):
     old = files_below(path)
     with serving(objects(files)) as s:
         shutil.copytree(path, t.at("copy"))
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"), "--overwrite")
+        kill_copy(t, s, is_read("B.bin", CHUNK), "s3://b/ck", t.at("copy"), "--overwrite")
         need(files_below(t.at("copy")) == old, "the old checkpoint")
         r = resume(t, s, "--overwrite")
         need(r["bytes"] == 2 * CHUNK, f"{r}")
@@ -212,7 +218,7 @@ def test_resume_from_disk_to_disk(t):
     files = source()
     with serving(objects(files)) as s:
         t.run("cp", "s3://b/ck", t.at("first"), env=s.env())
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill_copy(t, s, is_read("B.bin", CHUNK), "s3://b/ck", t.at("copy"))
         p = t.run("cp", t.at("first"), t.at("copy"), "--resume")
         need(b"source changed" in p.stderr, p.stderr)
         is_done(t, files)
