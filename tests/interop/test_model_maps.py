@@ -6,7 +6,7 @@ import shutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from test_maps import DEQUANTIZING, need, same, save_sharded, scaled_model, write
+from test_maps import DEQUANTIZING, need, refused, same, save_sharded, scaled_model, write
 
 MAPS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "maps")
 
