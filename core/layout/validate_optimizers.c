@@ -12,6 +12,7 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 
@@ -275,8 +276,11 @@ static bool has_shaped_state(const checking *c, const tsr_stored_optimizer_param
     return false;
 }
 
-static tsr_status report_shape(const checking *c, const tsr_stored_optimizer_param *param, const tsr_entry *model,
-                               tsr_error *err)
+/* May be loaded on demand (wasm/later.txt). */
+tsr_status tsr_misshapen_report(const checking *c, const tsr_stored_optimizer_param *param, const tsr_entry *model,
+                                tsr_error *err);
+tsr_status tsr_misshapen_report(const checking *c, const tsr_stored_optimizer_param *param, const tsr_entry *model,
+                                tsr_error *err)
 {
     const tsr_rated_rule rule = {"optim/state-shape", is_of_torch(&c->all.groups[param->group]) ? TSR_ERROR : TSR_WARNING};
     for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next)) {
@@ -290,6 +294,13 @@ static tsr_status report_shape(const checking *c, const tsr_stored_optimizer_par
                                    TSR_STR_ARG(model->fqn), tsr_dims_text(&expected, model->shape, model->ndim)));
     }
     return TSR_OK;
+}
+
+static tsr_status report_shape(const checking *c, const tsr_stored_optimizer_param *param, const tsr_entry *model,
+                               tsr_error *err)
+{
+    TSR_TRY(tsr_host_load(c->host, err));
+    return tsr_misshapen_report(c, param, model, err);
 }
 
 /* Tensors that may be a model's parameters. Weights that ZeRO 3 holds elsewhere have no elements. */
