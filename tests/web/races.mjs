@@ -295,6 +295,23 @@ async function testReplacing(page, url, context) {
   }
 }
 
+/** Enter follows the text at once, before what is listed for it can arrive. */
+async function testPalette(page) {
+  await test("Enter goes to what was typed last, not to what is still listed", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await page.keyboard.press("Control+k");
+    const field = page.getByRole("combobox", { name: "Go to" }), options = page.getByRole("option");
+    await field.fill("norm");
+    await options.filter({ hasText: /norm/ }).first().waitFor();
+    await field.evaluate((input) => {
+      Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(input, "few");
+      input.dispatchEvent(new Event("input", { bubbles: true }));
+      input.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true }));
+    });
+    await page.locator("aside h2", { hasText: "few" }).waitFor();
+  });
+}
+
 /** Chooses a JSON file that the page reads only when the function that this returns is called. */
 async function chooseHeld(page, button, name) {
   await page.evaluate(() => {
@@ -491,6 +508,7 @@ export async function testRaces({ page, url, context, broken }) {
   await testEnding(page, url);
   await testTrouble(page, url);
   await testTyping(page, url);
+  await testPalette(page);
   await testChoosing(page);
   await testLatest(page);
   await testComparisons(page);

@@ -35,29 +35,39 @@ export function Shortcuts({ close }: { close: () => void }): JSX.Element {
 
 const MOST = 50, VIEWS: Readonly<Record<string, string>> = { load: "Would it load?", share: "Share" };
 interface Command { readonly label: string; readonly kind: string; readonly act: () => void }
+/** Entries, and the text that they were looked for by. */
+interface Found { readonly of: string; readonly names: readonly string[] }
 
 export function Palette({ go, close, ask }: { go: (view: View) => void; close: () => void; ask: (what: "shortcuts") => void }): JSX.Element {
-  const model = useModel(), [text, setText] = useState(""), [at, setAt] = useState(0), [names, setNames] = useState<readonly string[]>([]), latest = useRef("");
-  const list = useRef<HTMLUListElement>(null), went = useRef(false);
+  const model = useModel(), [text, setText] = useState(""), [at, setAt] = useState(0), [found, setFound] = useState<Found>({ of: "", names: [] }), latest = useRef("");
+  const list = useRef<HTMLUListElement>(null), went = useRef(false), isEntered = useRef(false);
   const find = async (typed: string) => {
     latest.current = typed;
+    isEntered.current = false;
     setText(typed);
     setAt(0);
-    const found = typed.trim() ? await model.client.call("find", { text: typed, count: MOST }).catch(() => []) : [];
-    if (latest.current === typed) setNames(found);
+    const names = typed.trim() ? await model.client.call("find", { text: typed, count: MOST }).catch(() => []) : [];
+    if (latest.current === typed) setFound({ of: typed, names });
   };
   const commands: Command[] = [
     ...[...TABS, "load" as const, "share" as const].map((view): Command => ({ label: VIEWS[view] ?? `${view.charAt(0).toUpperCase()}${view.slice(1)}`, kind: "View", act: () => { go(view); went.current = true; } })),
     { label: "Shortcuts", kind: "Help", act: () => ask("shortcuts") },
     { label: "Open another", kind: "Checkpoint", act: () => { model.close(); go("start"); } },
   ].filter(({ label }) => label.toLowerCase().includes(text.trim().toLowerCase()));
-  const all = [...commands, ...names.map((fqn): Command => ({ label: visible(fqn), kind: "Entry", act: () => { go("contents"); void model.reveal(fqn); went.current = true; } }))];
+  const all = [...commands, ...found.names.map((fqn): Command => ({ label: visible(fqn), kind: "Entry", act: () => { go("contents"); void model.reveal(fqn); went.current = true; } }))];
   const run = (command: Command | undefined) => { if (command) { close(); command.act(); } };
+  /** What is listed may still be of an earlier text, so Enter waits for the answer to what was typed. */
+  const runEntered = () => {
+    if (!isEntered.current || latest.current !== found.of) return;
+    isEntered.current = false;
+    run(all[at]);
+  };
+  useEffect(runEntered, [found]);
   useEffect(() => { list.current?.children[at]?.scrollIntoView({ block: "nearest" }); }, [at]);
   const key = (e: KeyboardEvent) => {
     const by = e.key === "ArrowDown" ? 1 : e.key === "ArrowUp" ? -1 : 0;
     if (by && all.length) { e.preventDefault(); setAt((at + by + all.length) % all.length); }
-    if (e.key === "Enter") { e.preventDefault(); run(all[at]); }
+    if (e.key === "Enter") { e.preventDefault(); isEntered.current = true; runEntered(); }
   };
   return (
     <Dialog label="Go to" close={close} focus={() => { if (went.current) focusView(); return went.current; }}>
