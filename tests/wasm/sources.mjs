@@ -268,7 +268,8 @@ export const testMaps = (environment) => withDirectory(async (scratch, put) => {
         check(native.summary.same + native.summary.changed === listed.length && native.same === (args.length === 0), JSON.stringify(native));
       }
       check(errorOf(() => mapped.diff(b, { map })) instanceof TypeError && errorOf(() => a.diff(mapped)) instanceof TypeError, "a map is applied to a map");
-      for (const call of [() => mapped.document("inspect"), () => a.mapped({ map: "nosuch" }), () => a.mapped({ map: own })]) check(errorOf(call)?.status, `${call} is accepted`);
+      check(errorOf(() => mapped.document("inspect")) instanceof TypeError, "a mapped checkpoint is inspected whole");
+      for (const call of [() => a.mapped({ map: "nosuch" }), () => a.mapped({ map: own })]) check(errorOf(call)?.status, `${call} is accepted`);
       check(errorOf(() => a.mapped({ inverse: true })) instanceof TypeError, "there is a mapped checkpoint without a map");
       check(["convert", "reshard", "inspect", "plan", "layout", "manifest", "mapped"].every((call) => mapped[call] === undefined), "a call would open the files again");
       mapped.close();

@@ -34,6 +34,7 @@ async function testMetadataOnly(page, scratch) {
   await test("metadata alone: ranks and files keep their names", async () => {
     await filter(page, "model.block.up.weight", "1 match");
     await page.locator(".window .row:not(.group)").click();
+    await page.locator(".legend li").first().waitFor();
     const legend = await page.locator(".legend li").allTextContents();
     for (const rank of [0, 1, 2, 3]) check(legend.some((l) => l.includes(`rank ${rank} __${rank}_0.distcp (absent)`)), legend.join("; "));
     check(new Set(await page.locator(".map .chunk").evaluateAll((l) => l.map((c) => c.getAttribute("style")))).size === 4, "the ranks have one colour");
