@@ -222,7 +222,11 @@ async function testTolerance(page, at, said) {
     const fact = async (name) => Number(await page.locator(`[aria-label='Comparison with B'] dt:text-is('${name}') + dd`).textContent());
     const [relative, cosine] = [await fact("relative error ‖A − B‖ / ‖B‖"), await fact("cosine of A and B")];
     check(Math.abs(relative - said.relative) < 1e-5 && Math.abs(cosine - said.cosine) < 1e-5, `${relative} ${cosine} instead of ${JSON.stringify(said)}`);
-    for (const side of ["A", "B"]) check(await page.getByRole("region", { name: `Slice of ${side}` }).locator("tbody td").count() === 24, `values of ${side}`);
+    for (const side of ["A", "B"]) {
+      const cells = page.getByRole("region", { name: `Slice of ${side}` }).locator("tbody td");
+      await cells.first().waitFor();
+      check(await cells.count() === 24, `values of ${side}`);
+    }
     check(await button(page, "Show differences").count() === 0, "they were not read without asking");
     const sections = await page.locator("aside section").evaluateAll((l) => l.map((e) => e.closest("section section") ? `${e.parentElement.closest("section").ariaLabel}: ${e.ariaLabel}` : e.ariaLabel));
     check(new Set(sections).size === sections.length, `two sections have one name: ${sections.join(", ")}`);
