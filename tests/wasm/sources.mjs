@@ -105,12 +105,6 @@ export const testSources = (environment) => withDirectory(async (scratch, put) =
   await each(path.join(scratch, "pipeline"), {}, [], "pipeline");
   await each(path.join(scratch, "pipeline"), { part: "unet" }, ["--part", "unet"], "pipeline");
 
-  /* Models of sentence-transformers, one of them as its Trainer saved it (tests/golden/make_sentence_transformers.py). */
-  const sentences = path.join(samples, "..", "..", "tests", "golden", "sentence_transformers");
-  check(JSON.parse(run(["inspect", path.join(sentences, "dense"), "--json"]).stdout).format === "sentence-transformers", "the modules are recognized");
-  for (const name of ["dense", "old", "plain", "router", "trained"]) await each(path.join(sentences, name), {}, [], `sentence-transformers, ${name}`);
-  await each(path.join(sentences, "dense"), { part: "2_Dense" }, ["--part", "2_Dense"], "sentence-transformers, a part");
-
   /* Files that were cut short. */
   const torch = fs.readFileSync(path.join(samples, "torch_train_state", "train.pt")), model = fs.readFileSync(path.join(samples, "safetensors_model", "model.safetensors"));
   for (const [name, bytes] of [["cut.pt", torch.subarray(0, torch.length * 0.7)], ["cut.safetensors", model.subarray(0, model.length - 1)], ["long.safetensors", Buffer.concat([model, Buffer.alloc(9)])]])

@@ -146,7 +146,9 @@ static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
 
 static const tsr_part_row trainer_parts[] = {
     {.part = "model", .from = {TSR_MODEL_SOURCES}},
+#ifndef TSR_SMALL
     {.mounts = tsr_trained_modules_mount},
+#endif
     {.part = "optimizer",
      .from = {{TSR_SOURCE_FILE, "optimizer.pt"},
               {TSR_SOURCE_FILE, "optimizer.bin"},

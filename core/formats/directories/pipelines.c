@@ -92,6 +92,7 @@ TSR_FRAMEWORK(diffusers, TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, .left 
 const tsr_directory tsr_directory_diffusers = {
     .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
 
+#ifndef TSR_SMALL /* the browser's module has no room for them */
 /* ---- models of sentence-transformers: modules.json lists the modules that a model consists of, each with its directory; the first one is
  * usually in the root. A Router has modules, too, in directories that its config lists. Source of the names:
  * sentence_transformers/base/model.py, base/modules/router.py ---- */
@@ -182,10 +183,8 @@ static tsr_status list_modules(tsr_checkpoint *checkpoint, tsr_vec *modules, tsr
     return status;
 }
 
-/* May be loaded on demand (wasm/later.txt). */
-tsr_status tsr_is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
 /* A model whose weights are all in the root is opened like any other. */
-tsr_status tsr_is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     tsr_vec modules = tsr_vec_of(checkpoint->host->allocator, sizeof(sentence_module));
     const tsr_status status = list_modules(checkpoint, &modules, err);
@@ -195,12 +194,6 @@ tsr_status tsr_is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error
         *is = items[i].directory.size && has_weights(checkpoint->store, items[i].directory);
     tsr_vec_free(&modules);
     return status;
-}
-
-static tsr_status is_sentence_model(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
-{
-    TSR_TRY(tsr_host_load(checkpoint->host, err));
-    return tsr_is_sentence_model(checkpoint, is, err);
 }
 
 static tsr_status mount_module(tsr_checkpoint *checkpoint, const sentence_module *module, tsr_error *err)
@@ -260,3 +253,4 @@ static const tsr_part_row sentence_parts[] = {{.mounts = mount_sentence_model}, 
 TSR_FRAMEWORK(sentence, TSR_FORMAT_SENTENCE_TRANSFORMERS, .parts = {sentence_parts}, .left = TSR_LEFT_FILES);
 const tsr_directory tsr_directory_sentence = {
     .reader = &tsr_reader_sentence, .requires = sentence_files, .recognizes = is_sentence_model, .has_no_marker = true};
+#endif

@@ -20,7 +20,9 @@ const tsr_directory *const tsr_directories[] = {
     &tsr_directory_olmo,
     &tsr_directory_prime,
     &tsr_directory_diffusers,
+#ifndef TSR_SMALL /* the browser's module has no room for it */
     &tsr_directory_sentence,
+#endif
     &tsr_directory_dcp_without_metadata,
     &tsr_directory_dcp,
     NULL,
