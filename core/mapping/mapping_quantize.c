@@ -6,6 +6,7 @@
 #include "mapping/mapped.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/json.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/stored_optimizers.h"
@@ -519,46 +520,42 @@ static bool is_shared(const tsr_vec *modules, tsr_str end)
     return low < modules->count && tsr_str_ends(all[low], end);
 }
 
-/* Appends a name as a JSON string. */
-static tsr_status put_name(tsr_vec *text, tsr_str name, tsr_error *err)
+static tsr_status append(void *text, const char *data, size_t size, tsr_error *err)
 {
-    static const char digits[] = "0123456789abcdef";
-    TSR_TRY(tsr_vec_append(text, "\"", 1, err));
-    for (size_t i = 0; i < name.size; i++) {
-        const unsigned char c = (unsigned char)name.data[i];
-        const char escaped[] = {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
-        const bool is_plain = c >= 0x20 && c != '"' && c != '\\';
-        TSR_TRY(tsr_vec_append(text, is_plain ? name.data + i : escaped, is_plain ? 1 : sizeof escaped, err));
-    }
-    return tsr_vec_append(text, "\"", 1, err);
+    return tsr_vec_append(text, data, size, err);
 }
 
 /* Lists the modules that a loader must not convert, each once. `ends` is an empty map. */
-static tsr_status put_kept(tsr_vec *text, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
+static tsr_status put_kept(tsr_json *json, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends,
+                           tsr_error *err)
 {
     enum { ONCE = 1, WHOLE = 2 };
-    bool is_first = true;
+    const char *comma = "";
     for (uint64_t i = 0; i < made->kept_count; i++) {
         const tsr_str module = without_ending(made->kept[i]), end = end_of(module);
         const uint32_t known = tsr_map_get(ends, end, 0), how = known ? known : is_shared(quantized, end) ? WHOLE : ONCE;
         TSR_TRY(tsr_map_put(ends, end, how, NULL, NULL, err));
         if (known == ONCE) continue;
-        if (!is_first) TSR_TRY(tsr_vec_append(text, ", ", 2, err));
-        TSR_TRY(put_name(text, how == WHOLE ? module : end, err));
-        is_first = false;
+        tsr_json_raw(json, tsr_str_from(comma));
+        tsr_json_str(json, how == WHOLE ? module : end);
+        comma = ", ";
     }
     return TSR_OK;
 }
 
+/* Puts the document into `text`. Its spaces are those of Python's json.dumps, as in the config.json that it goes into. */
 static tsr_status put_config(tsr_vec *text, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends,
                              tsr_error *err)
 {
-    static const char head[] =
-        "{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
-        "\"modules_to_not_convert\": [";
-    TSR_TRY(tsr_vec_append(text, head, sizeof head - 1, err));
-    TSR_TRY(put_kept(text, quantized, made, ends, err));
-    return tsr_vec_append(text, "]}", 2, err);
+    tsr_json json;
+    tsr_json_start(&json, append, text, 0, err);
+    tsr_json_raw(&json, TSR_STR("{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
+                                "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": ["));
+    TSR_TRY(put_kept(&json, quantized, made, ends, err));
+    tsr_json_raw(&json, TSR_STR("]}"));
+    TSR_TRY(tsr_json_finish(&json));
+    if (text->count && ((const char *)text->items)[text->count - 1] == '\n') text->count--; /* the end of a document */
+    return TSR_OK;
 }
 
 tsr_status tsr_quantized_config(const tsr_checkpoint *checkpoint, const tsr_quantized *made, tsr_arena *arena, tsr_str *out,
