@@ -6,8 +6,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
 TESTS = []
 
-# A shell starts its background jobs with SIGINT ignored, and what they start inherits that: here signals are tested.
+# A shell starts its background jobs with SIGINT and SIGQUIT ignored, nohup starts a program with SIGHUP ignored, and what they start inherits
+# that: here signals are tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 
 
 class Bad(Exception):

@@ -6,7 +6,6 @@ import concurrent.futures
 import functools
 import multiprocessing
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -53,9 +52,6 @@ def results(around, jobs):
 def main(tests, names, around, jobs=2):
     """Runs the tests whose names contain one of `names`, or all, `jobs` at a time, those that run alone first. `around` returns a
     context manager that gives what a test gets."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):  # nohup, and a shell in the background, have programs ignore some
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     PICKED.extend(sorted((test for test in tests if not names or any(n in test[0] for n in names)), key=lambda test: not test[2]))
     counts, seconds = collections.Counter(), []
     for (name, *_), (result, text, took) in zip(PICKED, results(around, jobs)):
