@@ -16,6 +16,14 @@ from checks import ROOT, SAMPLES, Skip  # noqa: E402, F401
 warnings.filterwarnings("ignore")
 
 
+def frameworks(libraries):
+    """Returns the Python that TESSERA_FRAMEWORKS names, which has the `libraries`; without one the test is skipped."""
+    python = os.environ.get("TESSERA_FRAMEWORKS")
+    if not python:
+        raise Skip(f"TESSERA_FRAMEWORKS names no Python with {libraries}")
+    return python
+
+
 class Tessera:
     def __init__(self, path):
         self.path = path

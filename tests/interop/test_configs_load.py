@@ -8,7 +8,7 @@ import subprocess
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness import Skip
+from harness import frameworks
 from test_maps import need
 from test_packed_numbers import gptq
 
@@ -41,9 +41,7 @@ class Transformers:
     """The library, in a process of its own."""
 
     def __init__(self, t):
-        path, self.t = os.environ.get("TESSERA_FRAMEWORKS"), t
-        if not path:
-            raise Skip("TESSERA_FRAMEWORKS names no Python with transformers")
+        path, self.t = frameworks("transformers"), t
         self.log = open(t.at("transformers.log"), "w")
         self.process = subprocess.Popen([path, "-c", TRANSFORMERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, bufsize=1,
                                         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import torch
-from harness import Skip
+from harness import frameworks
 
 LOADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "framework_loaders.py")
 CASES = 300 if os.environ.get("TSR_TEST_FULL") else 20
@@ -59,9 +59,7 @@ def states_other_settings(step, file):
 
 
 def check(t, framework):
-    python = os.environ.get("TESSERA_FRAMEWORKS")
-    if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning, deepspeed and megatron-core")
+    python = frameworks("accelerate, transformers, lightning, deepspeed and megatron-core")
     rng = random.Random(f"{framework} 46")
     os.makedirs(t.at("saved"))
     os.makedirs(t.at("run"))
@@ -133,9 +131,7 @@ trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(40, 5), batch_size
 
 def test_lightning_chooses_the_directories(t):
     """Without a path, and with directories in the names of files, the answer has the highest global_step of all that Lightning wrote."""
-    python = os.environ.get("TESSERA_FRAMEWORKS")
-    if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with lightning")
+    python = frameworks("lightning")
     for at, names in enumerate(([], ["{epoch}/{step}"], ["{epoch:02d}/{step:05d}"])):
         run = t.at(f"run{at}")
         subprocess.run([python, "-c", TRAIN_WITH_LIGHTNING, run, *names], check=True, capture_output=True, timeout=300)
@@ -158,9 +154,7 @@ print("resumed", trainer.global_step)
 
 def test_lightning_takes_its_last_one(t):
     """Where the best one has a name with a step, and the newest is last.ckpt, the answer is what `ckpt_path="last"` resumes from."""
-    python = os.environ.get("TESSERA_FRAMEWORKS")
-    if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with lightning")
+    python = frameworks("lightning")
     p = subprocess.run([python, "-c", TRAIN_WORSE_AND_WORSE, t.at("run")], check=True, capture_output=True, text=True, timeout=300)
     steps = {name: torch.load(t.at("run", name), weights_only=False)["global_step"] for name in os.listdir(t.at("run"))}
     newest = max(steps, key=steps.get)

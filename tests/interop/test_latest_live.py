@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from harness import Skip
+from harness import frameworks
 
 LOADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "framework_loaders.py")
 MOMENTS = 150 if os.environ.get("TSR_TEST_FULL") else 8
@@ -207,13 +207,6 @@ def check(t, framework, python):
         loader.ranks.kill()
 
 
-def with_frameworks(t, framework):
-    python = os.environ.get("TESSERA_FRAMEWORKS")
-    if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning, deepspeed and megatron-core")
-    check(t, framework, python)
-
-
 def test_next_to_async_save_in_a_thread(t):
     check(t, "dcp", sys.executable)
 
@@ -231,24 +224,24 @@ def test_next_to_torch_save(t):
 
 
 def test_next_to_accelerate(t):
-    with_frameworks(t, "accelerate")
+    check(t, "accelerate", frameworks("accelerate"))
 
 
 def test_next_to_the_trainer(t):
-    with_frameworks(t, "trainer")
+    check(t, "trainer", frameworks("transformers"))
 
 
 def test_next_to_lightning(t):
-    with_frameworks(t, "lightning")
+    check(t, "lightning", frameworks("lightning"))
 
 
 def test_next_to_deepspeed(t):
-    with_frameworks(t, "deepspeed")
+    check(t, "deepspeed", frameworks("deepspeed"))
 
 
 def test_next_to_deepspeed_3(t):
-    with_frameworks(t, "deepspeed-3")
+    check(t, "deepspeed-3", frameworks("deepspeed"))
 
 
 def test_next_to_megatron(t):
-    with_frameworks(t, "megatron-async")
+    check(t, "megatron-async", frameworks("megatron-core"))

@@ -10,7 +10,7 @@ import zlib
 import torch
 from safetensors.torch import load_file
 
-from harness import Skip
+from harness import frameworks
 from test_adapters import same
 from test_maps import need
 
@@ -21,9 +21,7 @@ REFUSED = {}  # model types that are refused, and why
 
 
 def run(*arguments):
-    python = os.environ.get("TESSERA_FRAMEWORKS")
-    if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with transformers and peft")
+    python = frameworks("transformers and peft")
     return subprocess.run([python, MAKER, *arguments], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "critical"})
 
 
