@@ -65,7 +65,8 @@ tsr_status tsr_sys_read(tsr_sys_file file, uint64_t offset, void *buffer, size_t
 tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, size_t size, tsr_error *err);
 
 /* For the thread that cleans up before the process ends. From now on, every other thread that creates, links or renames
- * anything with tsr_sys_posix waits forever, so that nothing is created after the cleanup. */
+ * anything with tsr_sys_posix waits forever, so that nothing is created after the cleanup. It waits with the locks that it has:
+ * what needs one of them must come before. */
 void tsr_sys_stop_naming(void);
 /* These calls are repeated on EINTR. */
 int tsr_sys_open(const tsr_sys *sys, int directory, const char *name, int flags, unsigned mode);

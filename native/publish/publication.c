@@ -235,18 +235,24 @@ static tsr_output *output_of(const publishing *s)
     return s->ranked.inner ? s->ranked.inner : s->job->output;
 }
 
-/* Removes unfinished files when a signal ends the program. */
+/* Removes unfinished files when a signal ends the program. The output comes first: a thread that creates a file has the output's
+ * lock, and keeps it if it may not create names any more. */
 static bool remove_unfinished(void *state)
 {
     const publishing *s = state;
     tsr_output *output = output_of(s);
-    if (s->is_remote && output) tsr_object_output_abandon(output);
-    if (!s->is_remote) tsr_sys_stop_naming();
-    if (s->is_remote || is_left(s)) return is_left(s);
-    if (output) tsr_directory_output_drop(output);
-    if (output) tsr_directory_output_abandon(output);
-    discard(s);
-    return false;
+    if (s->is_remote) {
+        if (output) tsr_object_output_abandon(output);
+        return is_left(s);
+    }
+    const bool left = is_left(s);
+    if (!left && output) {
+        tsr_directory_output_drop(output);
+        tsr_directory_output_abandon(output);
+    }
+    tsr_sys_stop_naming();
+    if (!left) discard(s);
+    return left;
 }
 
 /* Refuses an existing destination before anything is removed that a run which replaces it could continue. */
