@@ -45,6 +45,7 @@ class Server(http.server.ThreadingHTTPServer):
     """`asked`: what a handler notes of each request, under `lock`. `ahead`: by how many seconds the clock is, in Date. `wrap`: makes TLS's socket
     from the server's."""
     daemon_threads = True
+    request_queue_size = 1024  # Of connections beyond it nothing is heard for a second or more, and a program seems to have stopped.
     ahead = 0
 
     def __init__(self, handler, host="127.0.0.1", wrap=None):
