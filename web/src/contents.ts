@@ -17,12 +17,15 @@ const EVERYTHING = "kind:";
 
 type Listed = Pick<MappedCheckpoint, "outline" | "document">;
 
+/** Returns what the document of an entry says of it. */
+export const entryIn = (checkpoint: Pick<MappedCheckpoint, "document">, entry: number): Detail | undefined => (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0];
+
 /** The row of an entry that is a group, too, such as "weight" next to "weight.absmax", has the sums of the group in the
  *  outline. Returns it with the numbers of the entry. */
 function ownRow<T extends Row>(row: T, checkpoint: Listed): T {
   const { entry } = row;
   if (!row.group || entry === undefined) return row;
-  const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
+  const detail = entryIn(checkpoint, entry);
   return isDense(detail) ? { ...row, dtypes: [detail.dtype], elements: elementsOf(detail.shape), bytes: detail.bytes } : { ...row, dtypes: [], elements: 0, bytes: 0 };
 }
 
@@ -41,7 +44,7 @@ export function valueInRow(document: string | undefined): string | undefined {
 function describedRow(row: Row, checkpoint: Listed, objectOf: DocumentOf): Row {
   if (row.entry === undefined || (row.kind === "tensor" && row.chunks < 2)) return row;
   if (row.kind === "tensor") {
-    const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry: row.entry })) as { entries: Detail[] };
+    const detail = entryIn(checkpoint, row.entry);
     return isDense(detail) ? { ...row, sharding: shardingOf(detail.shape, detail.chunks, MOST_BOXES) } : row;
   }
   const value = valueInRow(objectOf(row.entry));

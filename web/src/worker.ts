@@ -4,7 +4,7 @@ import { Tessera, TesseraError, type Checkpoint, type InspectDocument, type MapO
 import { aboutOf } from "./about";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
-import { Contents, leavesOf, MOST_SORTED, namesMatching, valueInRow, type DocumentOf } from "./contents";
+import { Contents, entryIn, leavesOf, MOST_SORTED, namesMatching, valueInRow, type DocumentOf } from "./contents";
 import type { Elements } from "./elements";
 import type { Leaf } from "./entry_tree";
 import { checkLoad } from "./expected";
@@ -165,8 +165,7 @@ async function plain(): Promise<Checkpoint> {
 /** Throws for work on values whose files are absent, and names the files. */
 function requireBytes({ absent }: Open, checkpoint: MappedCheckpoint, entry: number): void {
   if (absent.length === 0) return;
-  const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
-  const names = new Set(absent), lacking = new Set((detail?.chunks ?? []).map((c) => c.file ?? "").filter((f) => names.has(f)));
+  const detail = entryIn(checkpoint, entry), names = new Set(absent), lacking = new Set((detail?.chunks ?? []).map((c) => c.file ?? "").filter((f) => names.has(f)));
   if (lacking.size) throw new TesseraError(`the values of '${detail?.fqn ?? ""}' are in ${listed([...lacking])}, which ${lacking.size === 1 ? "is" : "are"} absent; open the checkpoint together with its data files`, "not found", undefined);
 }
 
@@ -215,7 +214,7 @@ function elementsOf(checkpoint: Pick<Checkpoint, "read">, fqn: string, slice: st
 function withValues(a: MappedCheckpoint, b: Checkpoint, pair: Diff["renamed"][number]): Diff["renamed"][number] {
   const detail = (checkpoint: MappedCheckpoint, fqn: string) => {
     const entry = checkpoint.find(fqn);
-    return entry === undefined ? undefined : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0];
+    return entry === undefined ? undefined : entryIn(checkpoint, entry);
   };
   const x = detail(a, pair.a), y = detail(b, pair.b);
   if (!isDense(x) || !isDense(y) || x.dtype !== y.dtype || x.shape.join() !== y.shape.join()) return pair;
@@ -235,7 +234,7 @@ function detailOf(checkpoint: MappedCheckpoint, entry: number): Detail {
 /** Returns where the bytes of an entry are, as text. */
 function placeOf(checkpoint: MappedCheckpoint, fqn: string): string {
   const entry = checkpoint.find(fqn);
-  const [detail] = entry === undefined ? [] : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries;
+  const detail = entry === undefined ? undefined : entryIn(checkpoint, entry);
   return detail?.chunks?.map((c) => `${c.byte_offset} ${c.file ?? ""}`).join("\n") ?? fqn;
 }
 
