@@ -1,5 +1,6 @@
-/** The worker that owns the module. Requests are answered one after the other, except the tally, which lets other requests
- *  in between its steps and can be cancelled. Other long work is done in a worker that can be ended. */
+/** The worker that owns the module. Requests are answered in the order in which they arrive, except those that wait for the second file
+ *  of the module, and the tally, which lets other requests in between its steps and can be cancelled. Other long work is done in a worker
+ *  that can be ended. */
 import { Tessera, TesseraError, type Checkpoint, type InspectDocument, type MapOptions, type MappedCheckpoint, type Outline } from "../../wasm/tessera.js";
 import { aboutOf } from "./about";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
@@ -99,11 +100,23 @@ function listOf(name: OutlineName): Contents | ComparisonTree {
   return list;
 }
 
-function closeSide(side: Side): void {
+/** The number of times that a side was closed, and that differences were shown. */
+const turns = { a: 0, b: 0, compare: 0 };
+
+/** Returns whether something else has taken the place of what is made now, which a request that waits has to ask before it puts it there. */
+function turnOf(what: keyof typeof turns): () => boolean {
+  const turn = ++turns[what];
+  return () => turns[what] !== turn;
+}
+
+/** Returns whether the side was closed again. */
+function closeSide(side: Side): () => boolean {
   sides[side]?.checkpoint.close();
   delete sides[side];
   delete lists.compare;
   if (side === "a") delete lists.all;
+  turns.compare++;
+  return turnOf(side);
 }
 
 function findingsOf(t: Tessera, document: FindingsDocument): Findings {
@@ -242,13 +255,16 @@ type Handlers = { [K in Kind]: (takes: Requests[K]["takes"], id: number) => Requ
 
 const handlers: Handlers = {
   async open({ side, opening }) {
-    const t = await tessera;
-    closeSide(side);
-    const { title } = opening;
+    const t = await tessera, { title } = opening, isReplaced = closeSide(side);
     if (opening.files.some(isRemote)) await prepared(); // with the second file of the module it needs fewer requests
-    const open = sides[side] = { title, opening, ...await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title)) };
+    const files = await withRest(() => openFiles(t, opening.files.map(sourceFile), chosenOf(opening), title));
+    if (isReplaced()) {
+      files.checkpoint.close();
+      throw new Cancelled("cancelled");
+    }
+    sides[side] = { title, opening, ...files };
     say({ read: t.bytesRead, file: "" });
-    return open.absent;
+    return files.absent;
   },
   async describe() {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
@@ -374,8 +390,11 @@ const handlers: Handlers = {
     }
   },
   async showDiff({ diff, measured: measures, canonical, text, sort, map, chosen }) {
+    const isReplaced = turnOf("compare");
     if (canonical) await prepared();
-    const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
+    const ofMap = await ofA({ map });
+    if (isReplaced()) throw new Cancelled("cancelled");
+    const sides = [ofMap, opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
     const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
     const objects = { a: objectsOf({ ...opened("a"), checkpoint: sides[0] }), b: objectsOf(opened("b")) };
     const valueOf = (side: Side, fqn: string) => {
