@@ -148,13 +148,38 @@ async function testDownloads(page, scratch) {
       await page.locator("section[aria-label=Save] .trouble", { hasText: `'${name}' cannot be the name of a file or directory` }).waitFor();
     }
   });
+  const left = () => page.evaluate(async () => {
+    const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle("tessera-saved"), names = [];
+    for await (const name of saved.keys()) names.push(name);
+    return names.length;
+  });
+  await test("what a page writes stays, although another page that is opened meanwhile removes what earlier ones left", async () => {
+    const other = await page.context().newPage();
+    try {
+      await other.addInitScript(() => {
+        const { getDirectoryHandle, keys } = FileSystemDirectoryHandle.prototype;
+        FileSystemDirectoryHandle.prototype.getDirectoryHandle = async function (...of) {
+          await new Promise((resolve) => { globalThis.look = resolve; });
+          return getDirectoryHandle.apply(this, of);
+        };
+        FileSystemDirectoryHandle.prototype.keys = async function* () {
+          yield* keys.call(this);
+          globalThis.hasLooked = true;
+        };
+      });
+      await other.goto(page.url());
+      await other.waitForFunction(() => globalThis.look);
+      await page.bringToFront();
+      const before = await left();
+      await download("safetensors_model", { Form: "torch" });
+      await other.evaluate(() => globalThis.look());
+      await other.waitForFunction(() => globalThis.hasLooked);
+      check(await left() === before + 1, `${await left()} copies where ${before} were and one was made`);
+    } finally {
+      await other.close();
+    }
+  });
   await test("what an earlier page left in the origin's storage is removed, and what an open page needs stays", async () => {
-    const left = () => page.evaluate(async () => {
-      const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle("tessera-saved");
-      const names = [];
-      for await (const name of saved.keys()) names.push(name);
-      return names.length;
-    });
     check(await left() > 0, "the copy is gone while its page is open");
     await page.reload();
     const end = Date.now() + 20000;

@@ -99,10 +99,10 @@ export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {
   }
 }
 
-/** Removes what pages that are now closed left for their downloads. */
+/** Removes what pages that are now closed left for their downloads. A page holds the lock of what is its own. */
 export async function removeLeftovers(): Promise<void> {
-  const root = await navigator.storage.getDirectory(), held = new Set((await navigator.locks.query()).held?.map((lock) => lock.name));
-  const saved = await root.getDirectoryHandle(SAVED).catch(() => undefined);
+  const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle(SAVED).catch(() => undefined);
   if (!saved) return;
-  for await (const name of (saved as FileSystemDirectoryHandle & { keys(): AsyncIterable<string> }).keys()) if (!held.has(name)) await saved.removeEntry(name, { recursive: true });
+  const remove = (name: string) => navigator.locks.request(name, { ifAvailable: true }, async (lock) => { if (lock) await saved.removeEntry(name, { recursive: true }); });
+  for await (const name of (saved as FileSystemDirectoryHandle & { keys(): AsyncIterable<string> }).keys()) await remove(name);
 }
