@@ -58,6 +58,15 @@ async function testDrops(page, url, drop, scratch) {
   const notes = path.join(scratch, "notes.txt"), directory = path.join(scratch, "directory");
   fs.mkdirSync(directory);
   for (const at of [notes, path.join(directory, "readme.txt")]) fs.writeFileSync(at, "not a checkpoint\n");
+  await test("the message about what did not open leads back to the start page once it is dismissed", async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await drop(notes);
+    await page.getByRole("button", { name: "Dismiss" }).click();
+    await page.getByRole("heading", { name: "Inspect a PyTorch checkpoint" }).waitFor();
+    await page.locator(".samples button", { hasText: "dcp_fsdp2" }).first().click();
+    await ready(page);
+  });
   for (const [what, target, view, mark] of [["file", notes, "Files", ".treemap"], ["directory", directory, "Convert…", "section[aria-label=Convert]"], ["file below a long list", notes, "Contents", ".window .row"]]) {
     await test(`a dropped ${what} that is not a checkpoint leaves the open one as it is, and says so there`, async () => {
       await page.goto(url);

@@ -511,8 +511,10 @@ export class Model {
     this.changed();
   }
 
+  /** Leaves the message, and with it what did not open. */
   dismiss(): void {
     this.trouble = this.failed = undefined;
+    if (!this.opened) this.opening = undefined;
     this.changed();
   }
 }
