@@ -4,6 +4,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
+import { holding } from "./current.mjs";
 import { chosenFiles, clearChosen, lendPlaces, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { goTo, open } from "./views.mjs";
@@ -120,6 +121,17 @@ export async function testDamaged({ page, url, broken }) {
     await page.goto(url);
     for (const name of ["whole.pt", "legacy.pt"]) await testTorch(page, scratch, name);
     await testSafetensors(page, scratch);
+    await test("the search for what is whole ends with the message that it belongs to", async () => {
+      const offer = page.locator("section[aria-label='What is whole'] button"), again = async () => pick(page, path.join(scratch, "cut_whole.pt"));
+      await page.getByRole("button", { name: "Tessera", exact: true }).click();
+      await holding(page, "describe", again, async () => {
+        await page.locator(".job", { hasText: "Looking at cut_whole.pt" }).waitFor();
+        await page.getByRole("button", { name: "Dismiss" }).click();
+        await page.locator(".job").waitFor({ state: "detached" });
+      });
+      await again();
+      await offer.waitFor();
+    });
     await test("damaged files do not break the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {
     fs.rmSync(scratch, { recursive: true, force: true });

@@ -19,12 +19,15 @@ function textOf({ overview, findings }: Opened, { salvage }: Opening): string {
   return salvage ? `${held} are whole; ${plural(lostOf(findings).count, "entry is", "entries are")} lost` : `opens on its own: ${held}`;
 }
 
-/** Looks at the first of these ways to open a file that works. */
+const lookingAt = ({ title }: Opening): string => `Looking at ${title}`;
+
+/** Looks at the first of these ways to open a file that works. One that is cancelled is the last. */
 async function stateOf(model: Model, ways: readonly Opening[]): Promise<State | undefined> {
   let why = "";
   for (const opening of ways) {
-    const described = await model.runAside(`Looking at ${opening.title}`, { a: opening }, undefined, (client) => client.call("describe", {}), ({ message }) => { why ||= message; });
+    const described = await model.runAside(lookingAt(opening), { a: opening }, undefined, (client) => client.call("describe", {}), ({ message }) => { why ||= message; });
     if (described && described.overview.tensors + described.overview.objects + described.overview.opaque > 0) return { opening, opens: true, text: textOf(described, opening) };
+    if (!described && !why) break;
   }
   return ways[0] && { opening: ways[0], opens: false, text: why || "not looked at" };
 }
@@ -38,16 +41,17 @@ function waysOf(opening: Opening): Opening[][] {
 export function Whole({ opening }: { opening: Opening }): JSX.Element | null {
   const model = useModel(), [states, setStates] = useState<readonly State[]>([]);
   useEffect(() => {
-    let isGone = false;
+    let isGone = false, end = () => undefined as void;
     void (async () => {
       setStates([]);
       for (const ways of waysOf(opening)) {
+        end = () => { if (ways[0]) model.endAside(lookingAt(ways[0])); };
         const state = await stateOf(model, ways);
         if (isGone) return;
         if (state) setStates((before) => [...before, state]);
       }
     })();
-    return () => { isGone = true; };
+    return () => { isGone = true; end(); };
   }, [opening]);
   const isRemote = opening.files.length === 1 && opening.files.some((f) => "url" in f) && !opening.salvage, others = opening.files.length - states.length;
   if (isRemote) return <p class="whole buttons"><button type="button" onClick={() => void model.open(async () => salvaged(opening))}>Look for what is whole of {visible(opening.title)}</button> <span class="quiet">reads all {bytesText(sizeOf(opening))}</span></p>;
