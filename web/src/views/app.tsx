@@ -90,7 +90,7 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
 }
 
 function JobBar({ job }: { job: Job }): JSX.Element {
-  const { done, total } = job.progress ?? { done: useModel().bytesRead, total: 0 };
+  const { bytesRead } = useModel(), { done, total } = job.progress ?? { done: bytesRead, total: 0 };
   return (
     <div class="job" role="status">
       <span>{visible(job.title)} … {done > 0 && bytesText(done)}{total > 0 && done <= total && ` of ${bytesText(total)}`}</span>
