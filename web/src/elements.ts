@@ -1,29 +1,23 @@
 /** Elements of a tensor as numbers and texts, and as .npy and CSV files. Pure. */
 export interface Elements { readonly dtype: string; readonly shape: readonly number[]; readonly buffer: ArrayBuffer }
 
-function halfOf(bits: number, exponentBits: number): number {
-  const mantissaBits = 15 - exponentBits, bias = 2 ** (exponentBits - 1) - 1;
-  const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> mantissaBits) & (2 ** exponentBits - 1), mantissa = bits & (2 ** mantissaBits - 1);
-  if (exponent === 2 ** exponentBits - 1) return mantissa ? NaN : sign * Infinity;
-  return exponent ? sign * 2 ** (exponent - bias) * (1 + mantissa / 2 ** mantissaBits) : sign * 2 ** (1 - bias) * mantissa / 2 ** mantissaBits;
-}
-
-/** The 8-bit floats: bits of the exponent, its bias, and whether there are infinities. */
-const BYTES: Readonly<Record<string, readonly [number, number, boolean]>> = { float8_e5m2: [5, 15, true], float8_e4m3fn: [4, 7, false] };
-
-function byteOf(bits: number, [exponentBits, bias, hasInfinity]: readonly [number, number, boolean]): number {
-  const mantissaBits = 7 - exponentBits, mantissa = bits & (2 ** mantissaBits - 1), exponent = (bits & 0x7f) >> mantissaBits, sign = bits & 0x80 ? -1 : 1;
+/** Returns a float of so many bits. One without infinities is NaN only where all bits but the sign are set. */
+function floatOf(bits: number, width: 8 | 16, exponentBits: number, hasInfinity = true): number {
+  const mantissaBits = width - 1 - exponentBits, bias = 2 ** (exponentBits - 1) - 1, most = 2 ** (width - 1) - 1;
+  const sign = bits > most ? -1 : 1, exponent = (bits & most) >> mantissaBits, mantissa = bits & (2 ** mantissaBits - 1);
   if (hasInfinity && exponent === 2 ** exponentBits - 1) return mantissa ? NaN : sign * Infinity;
-  if (!hasInfinity && (bits & 0x7f) === 0x7f) return NaN;
+  if (!hasInfinity && (bits & most) === most) return NaN;
   return exponent ? sign * 2 ** (exponent - bias) * (1 + mantissa / 2 ** mantissaBits) : sign * 2 ** (1 - bias) * mantissa / 2 ** mantissaBits;
 }
+
+const halvesOf = (buffer: ArrayBuffer, exponentBits: number): Float32Array => Float32Array.from(new Uint16Array(buffer), (b) => floatOf(b, 16, exponentBits));
 
 /** Real and imaginary parts, one after the other. */
 function partsOf({ dtype, buffer }: Elements): ArrayLike<number> | undefined {
   if (dtype === "complex64") return new Float32Array(buffer);
   if (dtype === "complex128") return new Float64Array(buffer);
   const exponentBits = dtype === "complex32" ? 5 : dtype === "bcomplex32" ? 8 : undefined;
-  return exponentBits && Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, exponentBits));
+  return exponentBits && halvesOf(buffer, exponentBits);
 }
 
 /** Returns one number per element. Returns undefined for dtypes that are not drawn: complex ones, and those smaller than a byte. */
@@ -31,8 +25,8 @@ export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | unde
   switch (dtype) {
     case "float64": return new Float64Array(buffer);
     case "float32": return new Float32Array(buffer);
-    case "float16": return Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, 5));
-    case "bfloat16": return Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, 8));
+    case "float16": return halvesOf(buffer, 5);
+    case "bfloat16": return halvesOf(buffer, 8);
     case "int64": return Float64Array.from(new BigInt64Array(buffer), Number);
     case "uint64": return Float64Array.from(new BigUint64Array(buffer), Number);
     case "int32": return new Int32Array(buffer);
@@ -41,10 +35,9 @@ export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | unde
     case "uint16": return new Uint16Array(buffer);
     case "int8": return new Int8Array(buffer);
     case "uint8": case "bool": return new Uint8Array(buffer);
-    default: {
-      const form = BYTES[dtype];
-      return form && Float32Array.from(new Uint8Array(buffer), (b) => byteOf(b, form));
-    }
+    case "float8_e5m2": return Float32Array.from(new Uint8Array(buffer), (b) => floatOf(b, 8, 5));
+    case "float8_e4m3fn": return Float32Array.from(new Uint8Array(buffer), (b) => floatOf(b, 8, 4, false));
+    default: return undefined;
   }
 }
 
