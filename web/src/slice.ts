@@ -35,31 +35,22 @@ const bound = (text: string | undefined, otherwise: number, size: number): numbe
   return Math.max(0, Math.min(size, n < 0 ? size + n : n));
 };
 
-/** Returns the number of elements of a slice; undefined if the module has to report what is wrong with it. */
-export function elementsOfSlice(text: string, shape: readonly number[]): number | undefined {
-  const parts = text.trim() === "" ? [] : text.split(",").map((p) => p.trim());
-  if (parts.length > shape.length) return undefined;
-  let count = 1;
-  for (const [d, size] of shape.entries()) {
-    const part = parts[d] ?? ":", [, from, to] = /^(-?\d*):(-?\d*)$/.exec(part) ?? [];
-    if (from !== undefined) count *= Math.max(0, bound(to, size, size) - bound(from, 0, size));
-    else if (!/^-?\d+$/.test(part)) return undefined;
-  }
-  return count;
-}
-
 /** What a slice selects along one dimension: one index, which removes the dimension, or a range. */
 export type Along = { readonly at: number } | { readonly from: number; readonly to: number };
 
 /** Returns what a slice selects along each dimension; undefined if the module has to report what is wrong with it. */
 export function alongOf(text: string, shape: readonly number[]): Along[] | undefined {
-  if (elementsOfSlice(text, shape) === undefined) return undefined;
   const parts = text.trim() === "" ? [] : text.split(",").map((p) => p.trim());
+  if (parts.length > shape.length || !parts.every((part) => /^(-?\d*:-?\d*|-?\d+)$/.test(part))) return undefined;
   return shape.map((size, d) => {
-    const part = parts[d] ?? ":", [, from, to] = /^(-?\d*):(-?\d*)$/.exec(part) ?? [];
-    return from !== undefined ? { from: bound(from, 0, size), to: bound(to, size, size) } : { at: Number(part) < 0 ? size + Number(part) : Number(part) };
+    const part = parts[d] ?? ":", [from, to] = part.split(":");
+    return to !== undefined ? { from: bound(from, 0, size), to: bound(to, size, size) } : { at: Number(part) < 0 ? size + Number(part) : Number(part) };
   });
 }
+
+/** Returns the number of elements of a slice; undefined if the module has to report what is wrong with it. */
+export const elementsOfSlice = (text: string, shape: readonly number[]): number | undefined =>
+  alongOf(text, shape)?.reduce((count, a) => "at" in a ? count : count * Math.max(0, a.to - a.from), 1);
 
 export const alongText = (along: readonly Along[], shape: readonly number[]): string =>
   along.map((a, d) => "at" in a ? String(a.at) : a.from === 0 && a.to === shape[d] ? ":" : `${a.from}:${a.to}`).join(",");
