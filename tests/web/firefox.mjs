@@ -35,14 +35,18 @@ const select = (page, selector, value) => until(page, (s, v) => {
   return found.dispatchEvent(new Event("change", { bubbles: true }));
 }, selector, value);
 
-/** Leaves the page only when it loads nothing more: what a navigation cuts short, such as a file that the page is storing for
+/** Loads the page again, but only when it loads nothing more: what a navigation cuts short, such as a file that the page is storing for
  *  use without a network, Firefox reports as an error of the page. */
-async function openSample(page, url, name) {
+async function goTo(page, url) {
   if (page.url().startsWith(url)) {
     await until(page, () => document.documentElement.dataset.kept === "yes");
     await page.waitForNetworkIdle({ idleTime: 300 });
   }
   await page.goto(url);
+}
+
+async function openSample(page, url, name) {
+  await goTo(page, url);
   await click(page, ".samples button", name);
   await shown(page, ".window .row .text");
 }
@@ -150,7 +154,7 @@ async function testPage(page, url, scratch) {
   });
   await test("Firefox says of a broken file what is wrong, and opens the next", async () => {
     const damaged = path.join(samples, "broken_safetensors_truncated/model.safetensors"), refused = path.join(samples, "broken_dcp_metadata_truncated/.metadata");
-    await page.goto(url);
+    await goTo(page, url);
     const choose = async (...files) => {
       await shown(page, ".drop button", "Choose files…");
       const inputs = await page.$$(".drop input[type=file]");
