@@ -16,15 +16,11 @@ import { useModel } from "./hooks";
 import { JsonFile } from "./json_file";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
-import { Answer, Asking, Check, Text } from "./questions";
+import { Answer, Asking, Check, Select, Text } from "./questions";
 import { Save } from "./save";
 
 const WAIT_MS = 200;
 type Set = (change: Partial<ConvertForm>) => void;
-
-function Select({ label, value, options, set }: { label: string; value: string; options: readonly (readonly [string, string])[]; set: (value: string) => void }): JSX.Element {
-  return <label>{label}<select aria-label={label} value={value} onChange={(e) => set(e.currentTarget.value)}>{options.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>;
-}
 
 function Parts({ form, set }: { form: ConvertForm; set: Set }): JSX.Element | null {
   const parts = useModel().parts?.filter(({ name }) => name); // a part without a name has no prefix to select
@@ -60,7 +56,7 @@ function ToForm({ form, set, source }: Asked): JSX.Element {
   return (
     <fieldset>
       <legend>To which format?</legend>
-      <div class="fields"><label><select aria-label="Form" value={to} onChange={(e) => set({ to: e.currentTarget.value as typeof to })}>{FORMS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></div>
+      <div class="fields"><Select label="Form" text="" value={to} options={FORMS} set={(form) => set({ to: form })} /></div>
       <p class="quiet">{formText(to)}{form.to === undefined && source.isBeyondSafetensors && " It is suggested because safetensors cannot have all of these tensors."}</p>
     </fieldset>
   );
@@ -91,9 +87,9 @@ function Advanced({ form, set, source }: Asked): JSX.Element {
       <summary>Advanced</summary>
       <div class="fields">
         <Select label="Floating-point tensors become" value={form.dtype} options={[["", "(no change)"], ...DTYPES.map((d) => [d, d] as const)]} set={(dtype) => set({ dtype })} />
-        <Select label="Weights become" value={form.quantized} options={QUANTIZED} set={(quantized) => set({ quantized: quantized as ConvertForm["quantized"] })} />
+        <Select label="Weights become" value={form.quantized} options={QUANTIZED} set={(quantized) => set({ quantized })} />
         {form.quantized === "fp8-block" && <Text label={EXCEPT} value={form.noQuantize} hint="lm_head.**" set={(noQuantize) => set({ noQuantize })} />}
-        <Select label="Non-tensor objects" value={form.objects} options={OBJECTS} set={(objects) => set({ objects: objects as ConvertForm["objects"] })} />
+        <Select label="Non-tensor objects" value={form.objects} options={OBJECTS} set={(objects) => set({ objects })} />
         {to === "safetensors" && <Text label="Shards of at most" value={form.maxShardSize} hint="one file, or 5GB" set={(maxShardSize) => set({ maxShardSize })} />}
         {to === "ranks" && <Text label={WORLD_SIZE} value={form.worldSize} hint="8" set={(worldSize) => set({ worldSize })} />}
         {form.what !== "weights" && <Text label={PREFIX} value={form.prefix} hint="model." set={(prefix) => set({ prefix })} />}

@@ -15,7 +15,7 @@ import { useModel } from "./hooks";
 import { JsonFile, type NamedText } from "./json_file";
 import { OpenAs } from "./open_as";
 import { TroubleBox } from "./parts";
-import { Check } from "./questions";
+import { Check, Select } from "./questions";
 import { Save } from "./save";
 
 type Action = (Writing & { what: "optimizer" })["action"];
@@ -72,7 +72,7 @@ export function OptimizerForms(): JSX.Element {
     <section aria-label="Another form">
       <h2>The state in another form</h2>
       <div class="fields">
-        <label>Form<select aria-label="Form" value={action} onChange={(e) => set({ action: e.currentTarget.value as Action })}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
+        <Select label="Form" value={action} options={ACTIONS} set={(to) => set({ action: to })} />
         <label>The optimizer's key<input type="text" value={at} placeholder="found automatically" spellcheck={false} onInput={(e) => set({ at: e.currentTarget.value })} /></label>
         <Check label={EXPANSION} isOn={allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
       </div>

@@ -5,6 +5,11 @@ export function Text({ label, value = "", hint, set }: { label: string; value: s
   return <label>{label}<input type="text" value={value} placeholder={hint} spellcheck={false} onInput={(e) => set(e.currentTarget.value)} /></label>;
 }
 
+/** `text` is the label that is shown, if that is not the name of the field. */
+export function Select<V extends string>({ label, text = label, value, options, set }: { label: string; text?: string; value: V; options: readonly (readonly [V, string])[]; set: (value: V) => void }): JSX.Element {
+  return <label>{text}<select aria-label={label} value={value} onChange={(e) => set(e.currentTarget.value as V)}>{options.map(([v, name]) => <option key={v} value={v}>{name}</option>)}</select></label>;
+}
+
 export const Check = ({ label, isOn = false, set }: { label: string; isOn: boolean | undefined; set: (to: boolean) => void }): JSX.Element =>
   <label class="check broad"><input type="checkbox" checked={isOn} onChange={(e) => set(e.currentTarget.checked)} /> {label}</label>;
 

@@ -19,7 +19,7 @@ import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
 import { Copy, Facts, TroubleBox } from "./parts";
-import { Answer, Asking, Check, Text } from "./questions";
+import { Answer, Asking, Check, Select, Text } from "./questions";
 import { Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
@@ -39,16 +39,13 @@ function Size({ label, value, set }: { label: string; value: number; set: (size:
   return <input type="number" aria-label={label} min={1} max={1_000_000} value={typed ?? value} onInput={(e) => type(e.currentTarget.value, e.currentTarget.valueAsNumber)} onBlur={() => setTyped(undefined)} />;
 }
 
-const PlacementChoice = ({ label, value, set }: { label: string; value: string; set: (placement: string) => void }): JSX.Element =>
-  <select aria-label={label} value={value} onChange={(e) => set(e.currentTarget.value)}>{PLACEMENTS.map(([p, text]) => <option key={p} value={p}>{text}</option>)}</select>;
-
 function Dim({ dim, number, set, remove }: { dim: MeshDim; number: number; set: (d: MeshDim) => void; remove?: () => void }): JSX.Element {
   const label = `mesh dim ${number + 1}`;
   return (
     <div class="dim">
       <label>Name<input type="text" aria-label={`Name of ${label}`} value={dim.name} size={6} onInput={(e) => set({ ...dim, name: e.currentTarget.value })} /></label>
       <label>Size<Size label={`Size of ${label}`} value={dim.size} set={(size) => set({ ...dim, size })} /></label>
-      <label>Along it, each tensor is<PlacementChoice label={`Placement on ${label}`} value={dim.placement} set={(placement) => set({ ...dim, placement })} /></label>
+      <Select label={`Placement on ${label}`} text="Along it, each tensor is" value={dim.placement} options={PLACEMENTS} set={(placement) => set({ ...dim, placement })} />
       {remove && <button type="button" class="small" onClick={remove} aria-label={`Remove ${label}`}>✕</button>}
     </div>
   );
@@ -75,7 +72,7 @@ function ForRanks({ form, set }: { form: TargetForm; set: Set }): JSX.Element {
       <Answer name="ranks" label="A number of ranks" isChosen={!isMesh} choose={() => set({ isMesh: false })}>that all divide the tensors in one way</Answer>
       {!isMesh && dim && <div class="fields">
         <label>Ranks<Size label="Ranks" value={dim.size} set={(size) => setDim({ size })} /></label>
-        <label>Each tensor is<PlacementChoice label="Each tensor is" value={dim.placement} set={(placement) => setDim({ placement })} /></label>
+        <Select label="Each tensor is" value={dim.placement} options={PLACEMENTS} set={(placement) => setDim({ placement })} />
       </div>}
       <Answer name="ranks" label="A device mesh" isChosen={isMesh} choose={() => set({ isMesh: true })}>of several dims, or with rules for some names</Answer>
       {isMesh && <Mesh form={form} set={set} />}
@@ -99,7 +96,7 @@ function Form({ form, set, to, setTo }: { form: TargetForm; set: Set; to: To; se
       </fieldset>
       <fieldset>
         <legend>To which format?</legend>
-        <div class="fields"><label><select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></div>
+        <div class="fields"><Select label="Form" text="" value={to} options={TO} set={setTo} /></div>
       </fieldset>
       <fieldset>
         <legend>Under which names?</legend>
