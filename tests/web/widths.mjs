@@ -72,6 +72,7 @@ async function testPhone(page) {
 }
 
 async function testSmall(page) {
+  const cut = (selector) => page.locator(`.window ${selector}`).evaluateAll((all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent));
   await page.setViewportSize(SMALL);
   await test("next to an entry, the tools of a comparison take two lines, or one where there is room", async () => {
     await page.getByRole("button", { name: /^Values/ }).click();
@@ -104,9 +105,32 @@ async function testSmall(page) {
     check(Math.abs(tops[0] - tops[1]) < 1, `the maps begin at ${tops}`);
     await page.setViewportSize(SMALL);
   });
+  await test("names have room in a comparison that shows measures", async () => {
+    await page.setViewportSize(SMALL);
+    await openSample(page, "torch_ranks_tp_fsdp2");
+    await goTo(page, "Compare");
+    await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".window .row:not(.group) .measure", { hasText: /\d/ }).first().waitFor();
+    await page.locator(".window .text", { hasText: "exp_avg_sq" }).first().waitFor();
+    check((await cut(".text")).length === 0, (await cut(".text")).join());
+  });
+  await test("the ways to open a second checkpoint are as wide as those on the start page", async () => {
+    await page.setViewportSize(WIDE);
+    const widthOf = async () => {
+      await page.locator(".opener .samples button").first().waitFor();
+      return (await page.locator(".opener").boundingBox()).width;
+    };
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    const atStart = await widthOf();
+    await openSample(page, "dcp_fsdp2");
+    for (const view of ["Compare", "Would it load?"]) {
+      await goTo(page, view);
+      check(Math.abs(await widthOf() - atStart) < 1, `${await widthOf()} px in ${view}, ${atStart} px at the start`);
+    }
+  });
   await test("names and values of objects have room in the list of contents", async () => {
     await page.setViewportSize(WIDE);
-    const cut = (selector) => page.locator(`.window ${selector}`).evaluateAll((all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent));
     await openSample(page, "dcp_tp_fsdp2");
     await page.locator(".window .text", { hasText: "decoupled_weight_decay" }).waitFor();
     check((await cut(".text")).length === 0, (await cut(".text")).join());
