@@ -268,11 +268,33 @@ async function testFaults(page, scratch) {
   }
 }
 
-async function testCancel(page, scratch) {
+/** Begins the script of each worker: what is written beyond 32 MiB waits until the page says so on this channel. */
+const HELD = `{
+  const { write } = FileSystemWritableFileStream.prototype, released = new Promise((resolve) => { new BroadcastChannel("release").onmessage = resolve; });
+  let bytes = 0;
+  FileSystemWritableFileStream.prototype.write = async function (part) {
+    if ((bytes += part.data.byteLength) > 32 << 20) await released;
+    return write.call(this, part);
+  };
+}`;
+
+/** A page in which what is written waits. A conversion goes on only after `release`, so that no test depends on how fast it is. */
+async function heldPage(context, url, broken) {
+  const page = await context.newPage();
+  page.on("pageerror", (e) => broken.push(e.message));
+  await page.addInitScript((begin) => {
+    globalThis.Blob = new Proxy(Blob, { construct: (target, [parts = [], options = {}]) => new target(options.type === "text/javascript" ? [begin, ...parts] : parts, options) });
+  }, HELD);
+  await page.goto(url);
+  return { page, release: () => page.evaluate(() => new BroadcastChannel("release").postMessage("")) };
+}
+
+async function testCancel({ context, url, broken }, scratch) {
   if (!fs.existsSync(python)) return skip("a conversion that is cancelled", "there is no .local/venv");
   const large = path.join(scratch, "large.safetensors");
   const p = spawnSync(python, ["-c", `import torch; from safetensors.torch import save_file; save_file({f"w{i}": torch.full((1 << 22,), float(i)) for i in range(24)}, ${JSON.stringify(large)})`], { encoding: "utf8" });
   check(p.status === 0, p.stderr);
+  const { page, release } = await heldPage(context, url, broken);
   const begin = async (form, name) => {
     await clearChosen(page);
     await lendPlaces(page);
@@ -295,7 +317,10 @@ async function testCancel(page, scratch) {
   for (const [form, name] of [["dcp", "one/"], ["torch", "one.pt"]]) {
     await test(`a conversion to ${form} that is cancelled leaves nothing`, async () => {
       await begin(form, name);
-      await ends(() => page.locator(".job").getByRole("button", { name: "Cancel" }).click());
+      await ends(async () => {
+        await page.locator(".job").getByRole("button", { name: "Cancel" }).click();
+        await release();
+      });
       await view(page).locator("text=Cancelled. Nothing was left behind.").waitFor();
     });
   }
@@ -308,12 +333,14 @@ async function testCancel(page, scratch) {
     await goTo(page, "Contents");
     await page.getByLabel("Filter").fill("w1");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: "11 matches" }).waitFor();
-    check(await page.locator(".job", { hasText: "Converting" }).count() === 1, "it was written before the filter answered");
+    check(await page.locator(".job", { hasText: "Converting" }).count() === 1, "it ended while it was held");
     await goTo(page, "Convert…");
+    await release();
     await page.locator(".written", { hasText: "24 tensors" }).waitFor();
     check((await chosenSizes(page)).sizes["one/.metadata"] > 0, "the marker is not there");
   });
   await clearChosen(page);
+  await page.close();
   return undefined;
 }
 
@@ -425,7 +452,7 @@ async function testMaps(page, scratch) {
   return undefined;
 }
 
-export async function testWriting({ page, url, broken }) {
+export async function testWriting({ page, url, context, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-writing-"));
   try {
     await page.goto(url);
@@ -436,7 +463,7 @@ export async function testWriting({ page, url, broken }) {
     await testRefusals(page);
     await testVisits(page);
     await testFaults(page, scratch);
-    await testCancel(page, scratch);
+    await testCancel({ context, url, broken }, scratch);
     await testDownloads(page, scratch);
     await test("no writing breaks the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {
