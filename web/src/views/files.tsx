@@ -6,6 +6,7 @@ import type { Model } from "../model";
 import type { FileUse } from "../protocol";
 import { absentText, bytesText, exactText, missingText, plural, shortName, visible } from "../text";
 import { useModel, useWidth } from "./hooks";
+import { Table } from "./table";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
 const HEIGHT = 220, LOW = 60, MOST = 400, MOST_NAMES = 12;
@@ -73,19 +74,12 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
       {overview && overview.absent.length > 0 && <p class="bad" role="status">{absentText(overview.absent.length)}, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. An absent file has at least the size that the metadata implies.</p>}
       {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{missingText(missing)}; Problems says why.</p>}
       <Treemap files={bySize} show={(name) => showFile(fileTerm(name))} />
-      <div class="scroll" tabIndex={0} role="region" aria-label="File table">
-        <table class="wide">
-          <thead><tr><th>File</th><th class="number">Size</th><th class="number">In use</th><th class="number">Chunks</th><th>Where</th></tr></thead>
-          <tbody>
-            {bySize.map((f) => (
-              <tr key={f.name}>
-                <td class="path"><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "lists the entries" : missing === 0 && "has no dense tensors of this checkpoint"}</span>}</td>
-                <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table label="File table" kind="wide" head={<><th>File</th><th class="number">Size</th><th class="number">In use</th><th class="number">Chunks</th><th>Where</th></>} rows={bySize} row={(f) => (
+        <tr key={f.name}>
+          <td class="path"><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "lists the entries" : missing === 0 && "has no dense tensors of this checkpoint"}</span>}</td>
+          <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
+        </tr>
+      )} />
       {files.length > MOST && <p class="quiet">The {MOST} largest of {exactText(files.length)} files.</p>}
       <Duplicates show={show} />
     </section>

@@ -12,6 +12,7 @@ import { Current } from "./current";
 import { useModel, useView } from "./hooks";
 import { Opener } from "./opener";
 import { Copy, TroubleBox } from "./parts";
+import { Table } from "./table";
 
 const MOST = 200;
 /** Formats that are loaded by PyTorch's distributed checkpoint. */
@@ -37,13 +38,10 @@ function Renames({ renames, use }: { renames: readonly Rename[]; use: (rule: str
     <section aria-label="Suggested renames">
       <h2>Suggested renames</h2>
       <p class="quiet">Judged by names alone: each would give unexpected entries the names of missing ones. Shapes and dtypes are compared when you check the result.</p>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Renames">
-        <table>
-          <thead><tr><th>--rename</th><th class="number">Would fit</th><th>For example</th><th>Use</th></tr></thead>
-          <tbody>{renames.map((r) => <tr key={r.rule}><td><code>{visible(r.rule)}</code></td><td class="number">{exactText(r.fits)} of {exactText(r.changes)}</td><td><code>{visible(r.example[0])} → {visible(r.example[1])}</code></td>
-            <td><Copy text={`--rename '${r.rule}'`} what={`--rename ${r.rule}`} /> <button type="button" class="small" onClick={() => use(r.rule)} aria-label={`Convert with ${r.rule}`}>Convert…</button></td></tr>)}</tbody>
-        </table>
-      </div>
+      <Table label="Renames" head={<><th>--rename</th><th class="number">Would fit</th><th>For example</th><th>Use</th></>} rows={renames} row={(r) => (
+        <tr key={r.rule}><td><code>{visible(r.rule)}</code></td><td class="number">{exactText(r.fits)} of {exactText(r.changes)}</td><td><code>{visible(r.example[0])} → {visible(r.example[1])}</code></td>
+          <td><Copy text={`--rename '${r.rule}'`} what={`--rename ${r.rule}`} /> <button type="button" class="small" onClick={() => use(r.rule)} aria-label={`Convert with ${r.rule}`}>Convert…</button></td></tr>
+      )} />
     </section>
   );
 }

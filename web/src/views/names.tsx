@@ -11,6 +11,7 @@ import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { TroubleBox } from "./parts";
+import { Table } from "./table";
 
 const MOST = 500;
 
@@ -69,13 +70,8 @@ export function NamesView(): JSX.Element {
           {changed.length > 0 && <button type="button" aria-pressed={!isAll} onClick={() => setOnlyChanged(!onlyChanged)}>Only names that change</button>}
           <button type="button" onClick={() => saveText("names.json", JSON.stringify(names, null, 1))}>Export JSON</button>
         </p>
-        {list.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Names and canonical names">
-          <table class="wide">
-            <thead><tr><th>Name</th><th>Canonical name</th><th>Note</th></tr></thead>
-            <tbody>{list.slice(0, MOST).map((n) => <tr key={n.raw}><td><code>{visible(n.raw)}</code></td><td><code>{n.fqns.map(visible).join(" ")}</code></td><td>{n.removed.length ? n.removed.map((r) => visible(r.component)).join(", ") : visible(n.ambiguity ?? "")}</td></tr>)}</tbody>
-          </table>
-        </div>}
-        {list.length > MOST && <p class="quiet">… and {exactText(list.length - MOST)} more; the export has them all.</p>}
+        {list.length > 0 && <Table label="Names and canonical names" kind="wide" head={<><th>Name</th><th>Canonical name</th><th>Note</th></>} rows={list} most={MOST} more="; the export has them all"
+          row={(n) => <tr key={n.raw}><td><code>{visible(n.raw)}</code></td><td><code>{n.fqns.map(visible).join(" ")}</code></td><td>{n.removed.length ? n.removed.map((r) => visible(r.component)).join(", ") : visible(n.ambiguity ?? "")}</td></tr>} />}
       </>}
     </section>
   );

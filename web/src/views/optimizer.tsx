@@ -6,6 +6,7 @@ import type { Optimizer, ParameterStates } from "../protocol";
 import { exactText, plural, shapeText, startOf, visible } from "../text";
 import { useModel } from "./hooks";
 import { OptimizerForms } from "./optimizer_forms";
+import { Table } from "./table";
 
 const MOST = 1000, MOST_GROUPS = 16, MOST_TEXT = 80;
 
@@ -34,17 +35,15 @@ function Groups({ optimizer: { groups, hasGroups } }: { optimizer: Optimizer }):
   const keys = [...new Set(groups.flatMap((g) => Object.keys(g.values)))].filter((k) => k !== "params").sort();
   if (groups.length === 0 || keys.length === 0) return <></>;
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Param groups">
-      <table>
-        <thead><tr><th>Hyperparameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</tr></thead>
-        <tbody>{keys.map((k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]} title={visible(g.values[k] ?? "")}>{startOf(visible(g.values[k] ?? "–"), MOST_TEXT)}</td>)}</tr>)}</tbody>
-      </table>
+    <>
+      <Table label="Param groups" head={<><th>Hyperparameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</>} rows={keys}
+        row={(k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]} title={visible(g.values[k] ?? "")}>{startOf(visible(g.values[k] ?? "–"), MOST_TEXT)}</td>)}</tr>} />
       {groups.length > MOST_GROUPS && <p class="quiet">… and {plural(groups.length - MOST_GROUPS, "more group")}.</p>}
-    </div>
+    </>
   );
 }
 
-function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) => void }): JSX.Element {
+function Parameters({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) => void }): JSX.Element {
   const { names, parameters } = optimizer;
   const rows = parameters.map((row) => ({ row, fault: faultOf(row, names) }));
   const faulty = rows.filter((r) => r.fault), sorted = [...faulty, ...rows.filter((r) => !r.fault)];
@@ -54,22 +53,14 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
       <h2>{visible(title)}</h2>
       <p class="fine" role="status">{plural(parameters.length, "parameter")}{faulty.length ? `: ${exactText(faulty.length)} ${faulty.length === 1 ? "lacks" : "lack"} states that others have. Frozen parameters and some optimizers need none; Problems lists those that are incomplete` : names.length ? ` with ${plural(names.length, "state")} each: all complete` : " without any state"}.</p>
       <Groups optimizer={optimizer} />
-      <div class="scroll" tabIndex={0} role="region" aria-label={`Parameters of ${title}`}>
-        <table class="wide">
-          <thead><tr><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}{faulty.length > 0 && <th>Lacks</th>}</tr></thead>
-          <tbody>
-            {sorted.slice(0, MOST).map(({ row, fault }) => (
-              <tr key={row.parameter}>
-                <td>{row.values ? <button type="button" class="link" onClick={() => row.values && show(row.values.fqn)}>{visible(row.parameter)}</button> : visible(row.parameter)}</td>
-                <td>{row.values?.shape ? shapeText(row.values.shape) : <span class="quiet">not named</span>}</td>
-                {row.states.map((s, i) => <State key={i} state={s} row={row} />)}
-                {faulty.length > 0 && <td>{fault}</td>}
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-      {sorted.length > MOST && <p class="quiet">… and {exactText(sorted.length - MOST)} more.</p>}
+      <Table label={`Parameters of ${title}`} kind="wide" head={<><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}{faulty.length > 0 && <th>Lacks</th>}</>} rows={sorted} most={MOST} row={({ row, fault }) => (
+        <tr key={row.parameter}>
+          <td>{row.values ? <button type="button" class="link" onClick={() => row.values && show(row.values.fqn)}>{visible(row.parameter)}</button> : visible(row.parameter)}</td>
+          <td>{row.values?.shape ? shapeText(row.values.shape) : <span class="quiet">not named</span>}</td>
+          {row.states.map((s, i) => <State key={i} state={s} row={row} />)}
+          {faulty.length > 0 && <td>{fault}</td>}
+        </tr>
+      )} />
     </section>
   );
 }
@@ -87,7 +78,7 @@ export function OptimizerView(): JSX.Element {
     <section class="view" aria-label="Optimizer">
       <h2>Optimizer</h2>
       {list?.length === 0 && <p class="fine">No optimizer state was recognized: no entry is in param groups or is named like one (state.PARAMETER.exp_avg).</p>}
-      {list?.map((o) => <Table key={o.optimizer} optimizer={o} show={(fqn) => { void model.reveal(fqn); }} />)}
+      {list?.map((o) => <Parameters key={o.optimizer} optimizer={o} show={(fqn) => { void model.reveal(fqn); }} />)}
       {list && list.length > 0 && <OptimizerForms />}
     </section>
   );

@@ -17,6 +17,7 @@ import { OpenAs } from "./open_as";
 import { TroubleBox } from "./parts";
 import { Check, Select } from "./questions";
 import { Save } from "./save";
+import { Table } from "./table";
 
 type Action = (Writing & { what: "optimizer" })["action"];
 const ACTIONS: readonly (readonly [Action, string])[] = [
@@ -30,12 +31,8 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
     <>
       <p role="status">{plural(count, "entry", "entries")} in the result.</p>
       {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(inFields(w, OPTIMIZER_FIELDS))}</li>)}</ul>}
-      <div class="scroll tall" tabIndex={0} role="region" aria-label="Entries of the result">
-        <table>
-          <thead><tr><th>Name</th><th>Value</th></tr></thead>
-          <tbody>{entries.map((e) => <tr key={e.fqn}><td><code>{visible(e.fqn)}</code></td><td>{e.shape ? `${e.dtype ?? ""} ${shapeText(e.shape)}` : startOf(visible(e.text ?? ""), MOST_TEXT)}</td></tr>)}</tbody>
-        </table>
-      </div>
+      <Table label="Entries of the result" isTall head={<><th>Name</th><th>Value</th></>} rows={entries}
+        row={(e) => <tr key={e.fqn}><td><code>{visible(e.fqn)}</code></td><td>{e.shape ? `${e.dtype ?? ""} ${shapeText(e.shape)}` : startOf(visible(e.text ?? ""), MOST_TEXT)}</td></tr>} />
       {count > entries.length && <p class="quiet">The first {exactText(entries.length)} are shown.</p>}
     </>
   );

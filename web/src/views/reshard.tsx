@@ -21,6 +21,7 @@ import { OpenAs } from "./open_as";
 import { Copy, Facts, TroubleBox } from "./parts";
 import { Answer, Asking, Check, Select, Text } from "./questions";
 import { Save } from "./save";
+import { Table } from "./table";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
@@ -130,22 +131,15 @@ function PlanFigure({ plan: { ranks, totals: { held_max: most } } }: { plan: Pla
 }
 
 function Ranks({ ranks, most, axes }: { ranks: Plan["ranks"]; most: number; axes: readonly MeshAxis[] }): JSX.Element {
+  const head = <><th class="number">Rank</th><th>Mesh</th><th class="number">Holds</th><th><span class="hidden">Next to the fullest rank</span></th><th class="number">Reads</th><th class="number">Receives</th></>;
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Ranks">
-      <table>
-        <thead><tr><th class="number">Rank</th><th>Mesh</th><th class="number">Holds</th><th><span class="hidden">Next to the fullest rank</span></th><th class="number">Reads</th><th class="number">Receives</th></tr></thead>
-        <tbody>
-          {ranks.slice(0, MOST_RANKS).map((r, i) => (
-            <tr key={i}>
-              <td class="number">{i}</td><td>{visible(coordinatesText(coordinatesOf(i, axes), axes))}</td><td class="number">{bytesText(r.held)}</td>
-              <td><svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" aria-hidden="true"><rect class="strip-back" width="200" height="10" /><rect class="strip-taken" width={most ? r.held / most * 200 : 0} height="10" /></svg></td>
-              <td class="number">{bytesText(r.read)}</td><td class="number">{bytesText(r.received)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-      {ranks.length > MOST_RANKS && <p class="quiet">… and {exactText(ranks.length - MOST_RANKS)} more ranks; the plan has them all.</p>}
-    </div>
+    <Table label="Ranks" head={head} rows={ranks} most={MOST_RANKS} more=" ranks; the plan has them all" row={(r, i) => (
+      <tr key={i}>
+        <td class="number">{i}</td><td>{visible(coordinatesText(coordinatesOf(i, axes), axes))}</td><td class="number">{bytesText(r.held)}</td>
+        <td><svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" aria-hidden="true"><rect class="strip-back" width="200" height="10" /><rect class="strip-taken" width={most ? r.held / most * 200 : 0} height="10" /></svg></td>
+        <td class="number">{bytesText(r.read)}</td><td class="number">{bytesText(r.received)}</td>
+      </tr>
+    )} />
   );
 }
 

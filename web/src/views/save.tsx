@@ -9,6 +9,7 @@ import { DECIDING, type Saving } from "../saving";
 import { bytesText, exactText, plural, visible } from "../text";
 import { Current } from "./current";
 import { TroubleBox } from "./parts";
+import { Table } from "./table";
 
 const MOST = 100;
 /** Why an entry is not in the checkpoint that was written, and the file that has it. */
@@ -16,17 +17,8 @@ const ASIDE = "written to the sidecar", SIDECAR = "objects.json";
 const OWN = "The browser keeps a copy in its own storage until this page is closed.";
 
 function FileTable({ files, label }: { files: readonly { readonly name: string; readonly size: number }[]; label: string }): JSX.Element {
-  return (
-    <>
-      <div class="scroll" tabIndex={0} role="region" aria-label={label}>
-        <table>
-          <thead><tr><th>File</th><th class="number">Size</th></tr></thead>
-          <tbody>{files.slice(0, MOST).map((f) => <tr key={f.name}><td class="path"><code>{visible(f.name)}</code></td><td class="number">{f.size ? bytesText(f.size) : "known when written"}</td></tr>)}</tbody>
-        </table>
-      </div>
-      {files.length > MOST && <p class="quiet">… and {exactText(files.length - MOST)} more files.</p>}
-    </>
-  );
+  return <Table label={label} head={<><th>File</th><th class="number">Size</th></>} rows={files} most={MOST} more=" files"
+    row={(f) => <tr key={f.name}><td class="path"><code>{visible(f.name)}</code></td><td class="number">{f.size ? bytesText(f.size) : "known when written"}</td></tr>} />;
 }
 
 function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview; name: (file: string) => string }): JSX.Element {

@@ -3,6 +3,7 @@ import type { JSX } from "preact";
 import type { Scan } from "../protocol";
 import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
+import { Table } from "./table";
 
 const MOST = 500;
 type Suspect = Scan["suspects"][number];
@@ -18,13 +19,8 @@ export function ScanView({ show }: { show: (fqn: string) => void }): JSX.Element
     <section aria-label="Values scan">
       <h2>Scan of values</h2>
       <p class="fine" role="status">{plural(scanned, "tensor")} scanned{scanned > 0 && ": "}{bad.length ? <strong class="bad">{exactText(bad.length)} with NaN or infinite values</strong> : scanned > 0 && "no NaN, no infinite values"}{even > 0 && `, ${exactText(even)} all zero or constant`}.</p>
-      {suspects.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Suspect tensors">
-        <table class="wide">
-          <thead><tr><th>Tensor</th><th class="number">NaN</th><th class="number">Infinite</th><th>Values</th></tr></thead>
-          <tbody>{suspects.slice(0, MOST).map((s) => <tr key={s.fqn}><td><button type="button" class="link" onClick={() => show(s.fqn)}>{visible(s.fqn)}</button></td><td class={s.nan ? "number bad" : "number"}>{exactText(s.nan)}</td><td class={s.inf ? "number bad" : "number"}>{exactText(s.inf)}</td><td>{s.is ?? ""}</td></tr>)}</tbody>
-        </table>
-      </div>}
-      {suspects.length > MOST && <p class="quiet">… and {exactText(suspects.length - MOST)} more.</p>}
+      {suspects.length > 0 && <Table label="Suspect tensors" kind="wide" head={<><th>Tensor</th><th class="number">NaN</th><th class="number">Infinite</th><th>Values</th></>} rows={suspects} most={MOST}
+        row={(s) => <tr key={s.fqn}><td><button type="button" class="link" onClick={() => show(s.fqn)}>{visible(s.fqn)}</button></td><td class={s.nan ? "number bad" : "number"}>{exactText(s.nan)}</td><td class={s.inf ? "number bad" : "number"}>{exactText(s.inf)}</td><td>{s.is ?? ""}</td></tr>} />}
       {skipped.length > 0 && <details><summary>{plural(skipped.length, "tensor")} could not be scanned</summary><ul class="names">{skipped.slice(0, MOST).map((s) => <li key={s.fqn}>{visible(s.fqn)}: {visible(s.why)}</li>)}</ul></details>}
     </section>
   );

@@ -8,6 +8,7 @@ import { absentText, bytesText, exactText, realText, visible } from "../text";
 import { useModel } from "./hooks";
 import { Opener } from "./opener";
 import { TroubleBox } from "./parts";
+import { Table } from "./table";
 
 const METRICS: readonly (readonly [Metric, string])[] = [["norm", "Norm"], ["std", "Standard deviation"], ["nan", "NaN and infinity"]];
 const MOST = 400;
@@ -28,13 +29,8 @@ function Strip({ columns }: { columns: readonly Column[] }): JSX.Element {
   return (
     <>
       <p class="buttons" role="group" aria-label="Number per layer">{METRICS.map(([value, label]) => <button key={value} type="button" aria-pressed={metric === value} onClick={() => setMetric(value)}>{label}{value === "nan" && bad && <span class="bad"> ●<span class="hidden"> found</span></span>}</button>)}</p>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Layers">
-        <table class="series">
-          <thead><tr><th>Layer</th>{columns.map((c, i) => <th key={i} class="number">{visible(c.opening.title)}</th>)}</tr></thead>
-          <tbody>{rows.slice(0, MOST).map((row) => <tr key={row.layer}><th scope="row"><code>{visible(row.layer)}</code></th><Cells row={row} metric={metric} /></tr>)}</tbody>
-        </table>
-      </div>
-      {rows.length > MOST && <p class="quiet">… and {exactText(rows.length - MOST)} more layers.</p>}
+      <Table label="Layers" kind="series" head={<><th>Layer</th>{columns.map((c, i) => <th key={i} class="number">{visible(c.opening.title)}</th>)}</>} rows={rows} most={MOST} more=" layers"
+        row={(row) => <tr key={row.layer}><th scope="row"><code>{visible(row.layer)}</code></th><Cells row={row} metric={metric} /></tr>} />
       <p class="quiet">{metric === "nan" ? "The number of values that are NaN or infinite." : "Of the finite values of all floating-point tensors in a layer, optimizer state aside. In each row, the stronger the colour of a cell, the larger its number."}</p>
     </>
   );

@@ -9,6 +9,7 @@ import { rankOf } from "../ranks";
 import { coverageText, shardMap, type Box } from "../shardmap";
 import { useModel, useWidth } from "./hooks";
 import { bytesText, exactText, plural, visible } from "../text";
+import { Table } from "./table";
 
 const FAULTS: readonly string[] = ["layout/hole", "layout/overlap", "layout/out-of-range"];
 const LEFT = 44, TOP = 34, BOTTOM = 6, MOST_DRAWN = 4096, MOST_LISTED = 200, MOST_NAMED = 16, MOST_LINKED = 512;
@@ -130,15 +131,8 @@ export function ShardMapView({ detail, of }: { detail: TensorDetail; of?: string
       {map.chunks.length > MOST_DRAWN && <p class="quiet">The first {exactText(MOST_DRAWN)} are drawn.</p>}
       <details>
         <summary>Chunks as a table</summary>
-        <div class="scroll" tabIndex={0} role="region" aria-label="Chunks">
-          <table>
-            <thead><tr><th>Elements</th>{coordinates && <th>Mesh</th>}<th>File</th><th class="number">At byte</th><th class="number">Bytes</th></tr></thead>
-            <tbody onPointerLeave={() => point(undefined)}>
-              {detail.chunks.slice(0, MOST_LISTED).map((c, i) => <tr key={i} class={one === i || (one === undefined && over !== undefined && over === c.file) ? "over" : ""} onPointerEnter={() => point(c.file, i)}><td>{ranges(c.offsets, c.sizes)}</td>{coordinates && <td>{coordinates[i]}</td>}<td>{fileText(c.file)}{c.file !== null && absent.has(c.file) && <em> absent</em>}</td><td class="number">{exactText(c.byte_offset)}</td><td class="number">{bytesText(c.byte_length)}</td></tr>)}
-            </tbody>
-          </table>
-        </div>
-        {detail.chunks.length > MOST_LISTED && <p class="quiet">… and {exactText(detail.chunks.length - MOST_LISTED)} more.</p>}
+        <Table label="Chunks" head={<><th>Elements</th>{coordinates && <th>Mesh</th>}<th>File</th><th class="number">At byte</th><th class="number">Bytes</th></>} rows={detail.chunks} most={MOST_LISTED} onLeave={() => point(undefined)}
+          row={(c, i) => <tr key={i} class={one === i || (one === undefined && over !== undefined && over === c.file) ? "over" : ""} onPointerEnter={() => point(c.file, i)}><td>{ranges(c.offsets, c.sizes)}</td>{coordinates && <td>{coordinates[i]}</td>}<td>{fileText(c.file)}{c.file !== null && absent.has(c.file) && <em> absent</em>}</td><td class="number">{exactText(c.byte_offset)}</td><td class="number">{bytesText(c.byte_length)}</td></tr>} />
       </details>
     </section>
   );
