@@ -1,10 +1,13 @@
 /** Compares the shard map's gaps and overlaps with a count of every element; also tests numbers as text. */
 import { spawnSync } from "node:child_process";
+import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { createRequire } from "node:module";
 import { root, samples } from "./browser.mjs";
-import { native } from "./files.mjs";
-import { check, test } from "../support/harness.mjs";
+import { Tessera } from "../../wasm/tessera.js";
+import { native, tessera } from "./files.mjs";
+import { check, errorOf, test } from "../support/harness.mjs";
 
 export async function load(file) {
   const { buildSync } = createRequire(createRequire(path.join(root, "web/package.json")).resolve("vite"))("esbuild");
@@ -43,7 +46,28 @@ function counted(shape, chunks, [down, across]) {
 
 const within = (boxes, y, x) => boxes.some((b) => x >= b.x && x < b.x + b.width && y >= b.y && y < b.y + b.height);
 
+/** Of tensor subclasses the metadata does not say what their items hold, so these are examined when a checkpoint is opened. */
+async function testMetadataAlone() {
+  const { openFiles } = await load("absent.ts"), modules = ["tessera", "tessera-writers"].map((name) => fs.readFileSync(path.join(root, `build/wasm/bin/${name}.wasm`)));
+  for (const name of ["torchao/dcp", "torchao/integers_dcp", "torchao_sharded/dcp"]) {
+    await test(`${name}: its metadata alone has the names that the command lists, and no values`, async () => {
+      const bytes = fs.readFileSync(path.join(root, "tests/golden", name, ".metadata")), alone = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-alone-")), module = await Tessera.load(modules[0]);
+      try {
+        await module.prepare(modules[1]);
+        fs.writeFileSync(path.join(alone, ".metadata"), bytes);
+        const { checkpoint, absent } = openFiles(module, [{ name: ".metadata", size: bytes.length, read: (offset, into) => into.set(bytes.subarray(offset, offset + into.length)) }], {}, name);
+        const namesOf = (text) => JSON.parse(text).entries.map((e) => e.fqn).join(), [tensor] = JSON.parse(checkpoint.document("inspect")).entries.filter((e) => e.kind === "tensor");
+        check(absent.length > 0 && namesOf(checkpoint.document("inspect")) === namesOf(tessera("inspect", alone, "--json")), namesOf(checkpoint.document("inspect")));
+        check(/is absent/.test(errorOf(() => checkpoint.read(tensor.fqn)).message), "a value was read");
+      } finally {
+        fs.rmSync(alone, { recursive: true });
+      }
+    });
+  }
+}
+
 export async function testPure() {
+  await testMetadataAlone();
   const { shardMap } = await load("shardmap.ts");
   const text = await load("text.ts");
   await test("the shard map shows every gap and overlap", () => {

@@ -23,7 +23,12 @@ export interface OpenedFiles {
   readonly found: FindingsDocument;
 }
 
-const standIn = (name: string): SourceFile => ({ name, size: STAND_IN_BYTES, read: () => { throw new Error(`${name} is absent`); } });
+/** While the checkpoint is opened, which examines items of some tensors, it reads as zeros. They are no item, and like every item that
+ *  cannot be read they are reported when the tensor is read. Later nothing of it can be read. */
+const standIn = (name: string, isOpen: () => boolean): SourceFile => ({ name, size: STAND_IN_BYTES, read: (_, into) => {
+  if (isOpen()) throw new Error(`${name} is absent`);
+  into.fill(0);
+} });
 
 /** Of items that cannot be read: they may be compressed, and zstd is in the second file of the module. */
 const ITEM = "dcp/item";
@@ -36,7 +41,7 @@ const findingsDocument = (checkpoint: Checkpoint, path: string) => JSON.parse(ch
 /** Opens the files, and then again with a placeholder for every file that is missing, until none is. Throws if only the second
  *  file of the module can read them. */
 export function openFiles(tessera: Tessera, files: readonly SourceFile[], options: OpenOptions, path: string): OpenedFiles {
-  let checkpoint = tessera.open(files, options);
+  let checkpoint = tessera.open(files, options), isOpen = false;
   try {
     checkpoint.check(); // Raw optimizer states of several ranks can be opened, but are not one checkpoint that can be shown.
     const first = findingsDocument(checkpoint, path);
@@ -48,9 +53,10 @@ export function openFiles(tessera: Tessera, files: readonly SourceFile[], option
       if (more.length === 0) break;
       for (const f of more) if (f.file !== undefined) missing.set(f.file, f);
       checkpoint.close();
-      checkpoint = tessera.open([...files, ...[...missing.keys()].map(standIn)], options);
+      checkpoint = tessera.open([...files, ...[...missing.keys()].map((name) => standIn(name, () => isOpen))], options);
       latest = findingsDocument(checkpoint, path);
     }
+    isOpen = true;
     return { checkpoint, absent: [...missing.keys()], found: withMissing(first, [...missing.values()]) };
   } catch (e) {
     checkpoint.close();
