@@ -103,13 +103,14 @@ function listOf(name: OutlineName): Contents | ComparisonTree {
 /** The number of times that a side was closed, and that differences were shown. */
 const turns = { a: 0, b: 0, compare: 0 };
 
-/** Returns whether something else has taken the place of what is made now, which a request that waits has to ask before it puts it there. */
+/** Returns a function that tells whether something else has taken the place of what is made now. A request that waited calls it before it
+ *  puts its own result there. */
 function turnOf(what: keyof typeof turns): () => boolean {
   const turn = ++turns[what];
   return () => turns[what] !== turn;
 }
 
-/** Returns whether the side was closed again. */
+/** Returns a function that tells whether the side has been closed again. */
 function closeSide(side: Side): () => boolean {
   sides[side]?.checkpoint.close();
   delete sides[side];

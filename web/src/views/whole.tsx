@@ -41,7 +41,7 @@ function waysOf(opening: Opening): Opening[][] {
 export function Whole({ opening }: { opening: Opening }): JSX.Element | null {
   const model = useModel(), [states, setStates] = useState<readonly State[]>([]);
   useEffect(() => {
-    let isGone = false, end = () => undefined as void;
+    let isGone = false, end: () => void = () => undefined;
     void (async () => {
       setStates([]);
       for (const ways of waysOf(opening)) {
