@@ -142,52 +142,58 @@ static void turn_pairs_down(const uint8_t *words, size_t rows, size_t line, uint
         for (size_t w = 0; w < TSR_TURNED_COLUMNS / 8; w++) memcpy(out + w * WORD, words + w * NEAR + i * WORD, WORD);
 }
 
-/* Turns 8 rows of 8 numbers, in each half of the words: number i of x[k] becomes number k of x[i]. */
-static void turn_numbers(uint64_t x[8])
+/* Words of as many rows as are turned together: of 8 rows each, so that compilers make vectors of them. */
+enum { ACROSS = 4, ACROSS_ROWS = 8 * ACROSS };
+
+/* Exchanges the upper half of each field of 2 · `bits` of one word with the lower half of the other's. */
+static inline void exchange(uint32_t *low, uint32_t *high, unsigned bits, uint32_t mask)
 {
-    static const uint64_t masks[] = {UINT64_C(0x0F0F0F0F0F0F0F0F), UINT64_C(0x00FF00FF00FF00FF),
-                                     UINT64_C(0x0000FFFF0000FFFF)};
-    for (unsigned step = 0; step < 3; step++) {
-        const unsigned far = 1u << step, bits = 4 << step;
-        for (unsigned i = 0; i < 8; i++) {
-            if (i & far) continue;
-            const uint64_t moved = (x[i] >> bits ^ x[i + far]) & masks[step];
-            x[i + far] ^= moved;
-            x[i] ^= moved << bits;
-        }
+    for (unsigned k = 0; k < ACROSS; k++) {
+        const uint32_t moved = (low[k] >> bits ^ high[k]) & mask;
+        high[k] ^= moved;
+        low[k] ^= moved << bits;
     }
 }
 
-/* Turns 8 columns of 8 rows, or of 16, whose words of 4 or 8 `bytes` are `width` bytes apart. The first `columns` of them are there. */
-static inline void turn_pairs(const uint8_t *order, const uint8_t *words, size_t width, unsigned columns, size_t bytes,
+/* Turns 8 rows of 8 numbers, in each of the words: number i of x[k] becomes number k of x[i]. */
+static inline void turn_numbers(uint32_t x[8][ACROSS])
+{
+    for (unsigned i = 0; i < 8; i += 2) exchange(x[i], x[i + 1], 4, UINT32_C(0x0F0F0F0F));
+    for (unsigned i = 0; i < 8; i += 4) {
+        exchange(x[i], x[i + 2], 8, UINT32_C(0x00FF00FF));
+        exchange(x[i + 1], x[i + 3], 8, UINT32_C(0x00FF00FF));
+    }
+    for (unsigned i = 0; i < 4; i++) exchange(x[i], x[i + 4], 16, UINT32_C(0x0000FFFF));
+}
+
+/* Turns 8 columns of `rows` rows, whose words are `width` bytes apart. The first `columns` of them are there. */
+static inline void turn_pairs(const uint8_t *order, const uint8_t *words, size_t width, unsigned columns, size_t rows,
                               size_t line, uint8_t *out)
 {
-    uint64_t x[8] = {0};
-    for (unsigned j = 0; j < columns; j++) memcpy(&x[j], words + j * width, bytes);
+    uint32_t x[8][ACROSS] = {{0}};
+    for (unsigned j = 0; j < columns; j++) memcpy(x[j], words + j * width, rows / 2);
     turn_numbers(x);
-    for (unsigned j = 0; j < 8; j++) {
-        const uint32_t first = (uint32_t)x[order[j]], second = (uint32_t)(x[order[j]] >> 32);
-        memcpy(out + j * line, &first, sizeof first);
-        if (bytes > sizeof first) memcpy(out + (8 + j) * line, &second, sizeof second);
-    }
+    for (unsigned k = 0; k < rows / 8; k++)
+        for (unsigned j = 0; j < 8; j++, out += line) memcpy(out, &x[order[j]][k], sizeof x[0][0]);
 }
 
 /* Words that hold numbers of 8 rows. */
 static void turn_pairs_across(const uint8_t *order, const uint8_t *words, size_t width, size_t rows, size_t columns,
                               size_t line, uint8_t *out)
 {
-    for (size_t i = 0; i < rows; i += 16, words += 8, out += 16 * line) {
-        const size_t bytes = rows - i < 16 ? 4 : 8;
+    for (size_t i = 0; i < rows; i += ACROSS_ROWS, words += ACROSS_ROWS / 2, out += ACROSS_ROWS * line) {
+        const size_t most = rows - i < ACROSS_ROWS ? rows - i : ACROSS_ROWS;
         size_t k = 0;
-        for (; bytes == 8 && k + 8 <= columns; k += 8) turn_pairs(order, words + k * width, width, 8, 8, line, out + k / 2);
-        for (; k < columns; k += 8) {
-            const unsigned n = columns - k < 8 ? (unsigned)(columns - k) : 8;
-            turn_pairs(order, words + k * width, width, n, bytes, line, out + k / 2);
-        }
+        for (; most == ACROSS_ROWS && k + 8 <= columns; k += 8)
+            turn_pairs(order, words + k * width, width, 8, ACROSS_ROWS, line, out + k / 2);
+        for (; k < columns; k += 8)
+            turn_pairs(order, words + k * width, width, columns - k < 8 ? (unsigned)(columns - k) : 8, most, line,
+                       out + k / 2);
     }
 }
 
-/* Lines of words are at few places of the caches, so some bytes of all of them are copied to where they are next to each other. */
+/* Lines of words are at few places of the caches, so some bytes of all of them are copied to where they are next to each other. A copy whose
+ * size compilers know takes a fraction of the time. */
 void tsr_pairs_turn(const tsr_codes *codes, const tsr_stored_words *stored, size_t rows, size_t columns, size_t line,
                     uint8_t *out)
 {
@@ -196,7 +202,9 @@ void tsr_pairs_turn(const tsr_codes *codes, const tsr_stored_words *stored, size
     for (size_t i = 0, n; i < rows; i += n, out += n * line) {
         n = rows - i < most ? rows - i : most;
         const size_t first = codes->down ? 4 * i : i / 2, bytes = codes->down ? 4 * n : n / 2;
-        for (size_t k = 0; k < lines; k++) memcpy(near[k], stored->words + k * stored->width + first, bytes);
+        const uint8_t *words = stored->words + first;
+        for (size_t k = 0; k < lines && bytes == NEAR; k++, words += stored->width) memcpy(near[k], words, NEAR);
+        for (size_t k = 0; k < lines && bytes != NEAR; k++, words += stored->width) memcpy(near[k], words, bytes);
         if (codes->down) turn_pairs_down(near[0], n, line, out);
         else turn_pairs_across(codes->order, near[0], NEAR, n, columns, line, out);
     }
