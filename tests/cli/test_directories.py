@@ -831,6 +831,23 @@ def a_step_that_olmo_core_saved_is_read(t):
 
 
 @test
+def a_step_that_nemo_saved_is_read(t):
+    """tests/golden/make_nemo.py: NeMo writes the weights by Megatron-Core, with `module.` before the names, which the Megatron maps take."""
+    golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
+    step = os.path.join(golden, "nemo", "model_name=0--val_loss=1.25-step=7-consumed_samples=56.0")
+    doc = t.json("inspect", step, "--json")
+    need(doc["format"] == "nemo" and {p["name"]: p["format"] for p in doc["summary"]["parts"]} == {"model": "megatron-dist", "context": "json"}, doc["summary"])
+    need(not t.json("validate", step, "--deep", "--json")["findings"], "a healthy step has findings")
+    need(t.run("latest", os.path.dirname(step)).stdout.decode().strip() == step, "another step")
+    need(t.run("get", step, "model.common.lr_schedulers.0.last_epoch", "--print").stdout == b"7\n" and "context.root.key" in rows(doc), "the objects of the step")
+    hf = os.path.join(golden, "megatron_maps", "llama", "hf")
+    shutil.copytree(step, t.at("step"))
+    shutil.copy(os.path.join(hf, "config.json"), t.at("step"))  # NeMo writes none, and the map needs the size of the vocabulary
+    t.run("convert", t.at("step"), t.at("hf.safetensors"), "--part", "model", "--map", "megatron-llama")
+    t.run("diff", t.at("hf.safetensors"), os.path.join(hf, "model.safetensors"), "--values")
+
+
+@test
 def directories_of_dcps_that_only_look_alike(t):
     """Directories with such names, but without what else the frameworks write, are several checkpoints, as before."""
     for place, directories in (("a", ("model", "optim")), ("b", ("trainer", "other")), ("c", ("weights", "more"))):
