@@ -177,7 +177,7 @@ def test_torch_shards_without_their_index_are_an_interrupted_save(t):
 BROKEN_INDEXES = {"brace": b"{", "empty": b"", "cut": b'{"metadata": {}, "weight_map": {"w1": "model-0000', "array": b"[]", "text": b"not JSON", "null": b"null",
                   "no map": b'{"metadata": {}}', "map is a list": b'{"weight_map": ["w1"]}', "map is null": b'{"weight_map": null}',
                   "file is a number": b'{"weight_map": {"w1": 1}}', "file is null": b'{"weight_map": {"w1": null}}', "twice": b'{"weight_map": {}} {}',
-                  "binary": b"\x00\x01\x02", "utf-16": '{"weight_map": {}}'.encode("utf-16"), "outside": b'{"weight_map": {"w1": "../x.safetensors"}}',
+                  "binary": b"\x00\x01\x02", "utf-16": '{"weight_map": {}}'.encode("utf-16"), "outside": b'{"weight_map": {"w1": "../x.safetensors"}}', "outside by another way": b'{"weight_map": {"w1": "./../x.safetensors"}}',
                   "nothing in it": b'{"weight_map": {}}', "metadata is a list": b'{"metadata": [], "weight_map": {"w1": "model-00001-of-00001.safetensors"}}'}
 
 
@@ -196,6 +196,21 @@ def test_an_index_that_cannot_be_read_is_an_error(t):
         index = next(n for n in os.listdir(torch) if n.endswith(".index.json"))
         write(os.path.join(torch, index), text.replace(b".safetensors", b".bin"))
         need(index in t.run("validate", torch, status=2).stderr.decode(), case)
+
+
+@test
+def test_an_index_may_name_files_as_paths_of_its_directory(t):
+    """Transformers joins both to the path of the directory."""
+    for name, ending in (("safetensors_index", "safetensors"), ("torch_bin_index", "bin")):
+        whole, path = copy_of(t, name, ending), copy_of(t, name, ending + " dots")
+        index = os.path.join(path, next(n for n in os.listdir(path) if n.endswith(".index.json")))
+        with open(index) as f:
+            doc = json.load(f)
+        write(index, json.dumps({**doc, "weight_map": {k: "./" + v for k, v in doc["weight_map"].items()}}).encode())
+        t.run("diff", whole, path, "--values")
+        need(not t.json("validate", path, "--json")["findings"], f"{name}: a healthy index has findings")
+        os.remove(os.path.join(path, next(iter(doc["weight_map"].values()))))
+        need([f["rule"] for f in t.json("validate", path, "--json", status=1)["findings"] if f["level"] == "error"], f"{name}: a missing file")
 
 
 @test
