@@ -129,8 +129,8 @@ static tsr_str directory_of_part(const tsr_checkpoint *checkpoint)
  * TSR_NO_FILE if there is none. */
 static tsr_status find_config(const tsr_checkpoint *checkpoint, uint32_t *file, tsr_error *err)
 {
-    /* verl writes those of transformers' files that are not weights into a directory of their own. */
-    static const char *const names[] = {CONFIG_NAME, "huggingface/" CONFIG_NAME};
+    /* verl and NeMo Automodel write those of transformers' files that are not weights into a directory of their own. */
+    static const char *const names[] = {CONFIG_NAME, "huggingface/" CONFIG_NAME, ".hf_metadata/" CONFIG_NAME};
     const tsr_store *store = checkpoint->store;
     tsr_str directory = directory_of_part(checkpoint);
     *file = TSR_NO_FILE;

@@ -736,14 +736,15 @@ def pipelines_of_diffusers_open_as_parts(t):
 
 @test
 def a_part_has_its_own_config(t):
-    """The one nearest to its files, and not that of another model: of a pipeline, of sentence-transformers, of what verl keeps next to its ranks' files."""
+    """The one nearest to its files, and not that of another model: of a pipeline, of sentence-transformers, of what verl and Automodel keep next to
+    their ranks' files."""
     def write(name, text):
         os.makedirs(os.path.dirname(t.at(name)), exist_ok=True)
         with open(t.at(name), "w") as f:
             f.write(text)
 
     def need_config(root, part, want):
-        args = ("convert", t.at(root), t.at("out", "model.safetensors"), "--config", "--part", part, "--objects", "drop")
+        args = ("convert", t.at(root), t.at("out", "model.safetensors"), "--config", "--objects", "drop", *(("--part", part) if part else ()))
         shutil.rmtree(t.at("out"), ignore_errors=True)
         os.makedirs(t.at("out"))
         p = t.run(*args, status=0 if want else 2)
@@ -779,6 +780,9 @@ def a_part_has_its_own_config(t):
             shutil.copy(os.path.join(sample("torch_ranks_fsdp2")[0], file), t.at("verl", f"{kind}_world_size_{len(files)}_rank_{rank}.pt"))
     write("verl/huggingface/config.json", config("verl"))
     need_config("verl", "model", config("verl"))
+    shutil.copytree(sample("dcp_fsdp2")[0], t.at("automodel"))  # the directory `model` of a step
+    write("automodel/.hf_metadata/config.json", config("automodel"))
+    need_config("automodel", None, config("automodel"))
 
 
 @test
