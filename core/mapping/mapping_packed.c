@@ -16,6 +16,7 @@ typedef struct search {
     tsr_packed_weight *packed;
     const tsr_entry *entry;
     const char *ending; /* of its name */
+    const cJSON *own;   /* what config.json says of this layer alone, or NULL */
     tsr_vec *text;
     tsr_error *err;
 } search;
@@ -127,9 +128,11 @@ static tsr_status take_groups(search *s, const tsr_entry *index, bool may_be_uns
 
 /* ---- what config.json says ---- */
 
+/* That of the layer if it has its own, or of all. */
 static const cJSON *setting(const search *s, const char *name)
 {
-    return cJSON_GetObjectItemCaseSensitive(tsr_mapped_quantization(s->m), name);
+    const cJSON *const own = s->own ? cJSON_GetObjectItemCaseSensitive(s->own, name) : NULL;
+    return own ? own : cJSON_GetObjectItemCaseSensitive(tsr_mapped_quantization(s->m), name);
 }
 
 /* A setting that is a word; "" if it is not stated. */
@@ -343,14 +346,90 @@ static tsr_status measure_gptq(search *s, const tsr_entry *index, uint64_t *colu
     return refuse(s, p->scale, "config.json does not state 2, 3, 4 or 8 bits", "");
 }
 
+#ifndef TSR_SMALL /* the browser's module has no room for them, and refuses them */
+static bool is_one_of(const char *text, const char *one, const char *other)
+{
+    return text && (!strcmp(text, one) || !strcmp(text, other));
+}
+
+/* The layout of AutoRound's models, "" if it is not stated; NULL for other libraries'. AutoRound adds its own name to it. Source:
+ * auto_round/inference/backend.py, convert_model.py */
+static const char *packing_of(const search *s)
+{
+    return strstr(word_of(s, "quant_method"), "auto-round") ? word_of(s, "packing_format") : NULL;
+}
+
+static bool packs_as_awq(const char *packing)
+{
+    return is_one_of(packing, "auto_round:auto_awq", "auto_round:awq");
+}
+
+/* Whether zeros are stored as they are, as in the second version of GPTQ. */
+static bool stores_zeros(const char *packing)
+{
+    return is_one_of(packing, "auto_round", "auto_round:gptqmodel");
+}
+
+/* Refuses settings of layers that are not there under their names: patterns, and names that only transformers uses. */
+static tsr_status check_layer(const search *s, tsr_str name, const cJSON *own)
+{
+    static const char *const stored[] = {".qweight", ".weight"};
+    const tsr_entry *found = NULL;
+    for (size_t i = 0; i < 2 && !found; i++)
+        TSR_TRY(tsr_companion_named(s->m->source, name, "", stored[i], s->text, &found, s->err));
+    if (found || size_of(cJSON_GetObjectItemCaseSensitive(own, "bits")) > 8) return TSR_OK;
+    return refuse(s, s->packed->scale, "no tensor has a name that extra_config of config.json states,", own->string);
+}
+
+/* Refuses what is packed in another way, and finds the settings of the layer in extra_config. */
+static tsr_status find_layer(search *s, const char *packing)
+{
+    const tsr_str stem = {s->entry->fqn.data, s->entry->fqn.size - strlen(s->ending)};
+    const cJSON *own = NULL;
+    const bool known = packs_as_awq(packing) || stores_zeros(packing) || is_one_of(packing, "auto", "") ||
+                       is_one_of(packing, "auto_round:auto_gptq", "auto_round:gptq");
+    if (!known) return refuse(s, s->packed->scale, "its packing_format is", packing);
+    cJSON_ArrayForEach(own, cJSON_GetObjectItemCaseSensitive(tsr_mapped_quantization(s->m), "extra_config"))
+    {
+        const tsr_str name = tsr_json_key_of(own);
+        if (!s->m->has_checked_layers) TSR_TRY(check_layer(s, name, own));
+        if (name.size + 1 == stem.size && tsr_str_starts(stem, name)) s->own = own;
+    }
+    s->m->has_checked_layers = true;
+    return TSR_OK;
+}
+#else
+static const char *packing_of(const search *s)
+{
+    (void)s;
+    return NULL;
+}
+
+static bool packs_as_awq(const char *packing)
+{
+    return packing != NULL;
+}
+
+static bool stores_zeros(const char *packing)
+{
+    return packing != NULL;
+}
+
+static tsr_status find_layer(search *s, const char *packing)
+{
+    (void)s, (void)packing;
+    return TSR_OK;
+}
+#endif
+
 static tsr_status open_gptq(search *s)
 {
     static const char *const formats[] = {"checkpoint_format", "format"};
     tsr_packed_weight *p = s->packed;
     const tsr_entry *zero, *index;
     uint64_t columns = 0;
-    const char *const format = first_word(s, formats, 2);
-    const bool second = !strcmp(format, "gptq_v2");
+    const char *const format = first_word(s, formats, 2), *const packing = packing_of(s);
+    const bool second = !strcmp(format, "gptq_v2") || stores_zeros(packing);
     if (*format && strcmp(format, "gptq") != 0 && !second) return refuse(s, p->scale, "its format is", format);
     TSR_TRY(need_part(s, "qzeros", &zero));
     TSR_TRY(find_part(s, "g_idx", &index));
@@ -367,6 +446,7 @@ static tsr_status open_gptq(search *s)
     if (!is_word(zero->dtype) || !has_shape(zero, p->groups, words_of(p->rows, p->numbers.bits))) return misfit(s, zero);
     p->numbers.down = true;
     p->zeros = (tsr_codes){.entry = zero, .bits = p->numbers.bits, .add = second ? 0 : 1};
+    if (packing && !second) p->zeros.add = 0, p->zeros.bias = -1; /* AutoRound adds 1 to the largest zero, too */
     TSR_TRY(take_groups(s, index, false));
     p->numbers.entry = s->entry;
     return TSR_OK;
@@ -402,8 +482,8 @@ static tsr_status open_awq(search *s)
 static tsr_status open_transposed(search *s)
 {
     tsr_packed_weight *p = s->packed;
-    const char *const method = word_of(s, "quant_method");
-    const bool awq = !strcmp(method, "awq");
+    const char *const method = word_of(s, "quant_method"), *const packing = packing_of(s);
+    const bool awq = !strcmp(method, "awq") || packs_as_awq(packing);
     const tsr_entry *scale;
     bool any;
     if (!is_word(s->entry->dtype)) return TSR_OK;
@@ -413,7 +493,8 @@ static tsr_status open_transposed(search *s)
     TSR_TRY(need_part(s, "scales", &scale));
     p->scale = scale;
     if (!*method) return refuse(s, scale, "its quant_method, which config.json next to it would state, is not known", "");
-    if (!awq && strcmp(method, "gptq") != 0) return refuse(s, scale, "its quant_method is", method);
+    if (packing) TSR_TRY(find_layer(s, packing));
+    else if (!awq && strcmp(method, "gptq") != 0) return refuse(s, scale, "its quant_method is", method);
     if (s->entry->ndim != 2 || scale->ndim != 2 || !is_scale(scale->dtype)) return misfit(s, scale);
     p->rounded = scale->dtype;
     return awq ? open_awq(s) : open_gptq(s);

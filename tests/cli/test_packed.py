@@ -131,11 +131,16 @@ def test_hostile_quant_states_are_refused(t):
 
 @test
 def test_layouts_that_config_json_does_not_name_are_refused(t):
-    for form, config, says in (("gptq", {"checkpoint_format": "gptq_p"}, "gptq_p"), ("gptq", {"quant_method": "auto-round"}, "auto-round"),
+    by_auto_round = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
+    for form, config, says in (("gptq", {"checkpoint_format": "gptq_p"}, "gptq_p"), ("gptq", {"quant_method": "quip"}, "quip"),
+                               ("gptq", {**by_auto_round, "packing_format": "auto_round:llm_compressor"}, "'auto_round:llm_compressor'"),
+                               ("gptq", {**by_auto_round, "extra_config": {"model\\..*": {"bits": 8}}}, "'model\\..*'"),
                                ("awq", {"version": "gemv"}, "gemv"), ("awq", {"bits": 3}, "bits"), ("awq", {"group_size": 4}, "'m.scales'")):
         refused(t, form, {}, "'m.qweight'", "'m.scales'", says, config=config)
     refused(t, "gptq", {"m.g_idx": None}, "'m.qweight'", "g_idx", config={"desc_act": True})
     refused(t, "gptq", {"m.g_idx": None}, "'m.qweight'", "'m.scales'", config={"group_size": 4})
+    refused(t, "gptq", {"m.g_idx": None}, "'m.qweight'", "'m.scales'", config={**by_auto_round, "extra_config": {"m": {"bits": 8}}})
+    refused(t, "gptq", {"m.g_idx": None}, "'m.qweight'", "'model.m'", config={**by_auto_round, "extra_config": {"model.m": {"bits": 8, "group_size": 4}}})  # 16 columns fit, too
     _, tensors = FORMS["gptq"]
     st_write(t.at("lone.safetensors"), tensors)
     said = t.run("convert", t.at("lone.safetensors"), t.at("out.safetensors"), "--dequantize", status=2).stderr.decode()

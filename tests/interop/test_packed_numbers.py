@@ -1,5 +1,5 @@
 """--dequantize of packed integers and of bitsandbytes' codes, against what the libraries' own code made of them
-(tests/golden/make_packed.py), and GPTQ and AWQ against their published layout, which is packed here.
+(tests/golden/make_packed.py, make_auto_round.py), and GPTQ and AWQ against their published layout, which is packed here.
 
 TESSERA_QUANTIZERS names a directory with compressed-tensors and bitsandbytes (pip install --target DIR …). With it, other random models
 than the stored ones are compared, too."""
@@ -141,6 +141,18 @@ def test_gptq(t):
     stored, weight = gptq(4, False, False, 96, 24, 40, torch.float16)
     del stored["g_idx"]
     compare(t, *model_of(t, "without", [(stored, weight)], {"quant_method": "gptq", "bits": 4, "group_size": 40}), "without g_idx")
+
+
+def test_auto_round(t):
+    """Layers of AutoRound (tests/golden/make_auto_round.py), some with bits and groups of their own, and without g_idx; and its packing of AWQ."""
+    made = os.path.join(GOLDENS, "auto_round")
+    names = sorted(n for n in os.listdir(made) if os.path.isdir(os.path.join(made, n)))
+    need(len(names) == 4, names)
+    for name in names:
+        compare(t, os.path.join(made, name), load_file(os.path.join(made, name + ".safetensors")), name)
+    torch.manual_seed(9)
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": 64}
+    compare(t, *model_of(t, "by-awq", [awq(64, 24, 64, torch.float16)], config), "packed as AWQ does")
 
 
 def test_awq(t):
