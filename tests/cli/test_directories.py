@@ -448,6 +448,18 @@ def test_what_is_left_out_is_named_with_the_tool_that_reads_it(t):
         need(tool in t.run("inspect", t.at("d" + name), status=2).stderr.decode(), name)
 
 
+@test
+def test_formats_of_other_libraries_are_named_by_every_command_that_reads_values(t):
+    """Files that these libraries wrote (tests/golden/make_foreign.py), alone and as what a directory holds."""
+    for name, file, tool in (("tensorizer", "model.tensors", "TensorDeserializer"), ("zipnn", "model.safetensors.znn", "zipnn"), ("onnx", "model.onnx", "onnx.load"), ("onnx", "model.onnx_data", "onnx.load")):
+        directory = os.path.join(ROOT, "tests", "golden", "foreign", name)
+        for path in (os.path.join(directory, file), directory):
+            for command in (["inspect", path], ["validate", path], ["convert", path, t.at("out.safetensors")], ["manifest", path], ["diff", path, path, "--values"],
+                            ["merge", t.at("out.safetensors"), path], ["get", path, "weight"]):
+                message = t.run(*command, status=2).stderr.decode()
+                need(tool in message and not os.path.exists(t.at("out.safetensors")), f"{command[0]} {file}: {message}")
+
+
 def floats(*values):
     return struct.pack(f"<{len(values)}f", *values)
 
