@@ -136,10 +136,12 @@ class AccelerateFsdp:
 
 
 class Trainer:
-    """Makes the model from the checkpoint alone, and resumes at the last step, so that nothing is trained after loading. A step is an epoch,
-    whose end is where a training stops that has nothing to do."""
+    """Makes the model from the checkpoint alone, and resumes. A load ends where the training would begin, so that nothing is trained after it, whatever
+    step the name of the directory states."""
     name = "checkpoint-{}"
-    shard_size = None
+
+    class Loaded(Exception):
+        pass
 
     def __init__(self, directory):
         import transformers
@@ -184,7 +186,15 @@ class Trainer:
         import transformers
         self.kept = None
         transformers.AutoModelForCausalLM.from_pretrained(path)
-        self.trainer(step_of(path)).train(resume_from_checkpoint=path)
+        trainer = self.trainer(1 << 20)
+        trainer.add_callback(type("Stop", (transformers.TrainerCallback,), {"on_train_begin": self.stop}))
+        try:
+            trainer.train(resume_from_checkpoint=path)
+        except self.Loaded:
+            pass
+
+    def stop(self, *args, **kwargs):
+        raise self.Loaded
 
 
 class Lightning:
