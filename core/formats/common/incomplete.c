@@ -148,13 +148,24 @@ static tsr_status count_file(counting *c, tsr_str name)
     return TSR_OK;
 }
 
+/* "model-00002-of-00003.safetensors" of "shard-00001-model-00002-of-00003.safetensors": a rank of DCP's HuggingFaceStorageWriter has files
+ * only for its own tensors, but each file of the model has some. */
+static tsr_str without_shard(tsr_str name)
+{
+    size_t end;
+    uint64_t number;
+    const tsr_str before = TSR_STR("shard-");
+    if (!tsr_str_starts(name, before) || !number_at(name, before.size, &end, &number)) return name;
+    return tsr_str_starts(tsr_str_after(name, end), TSR_STR("-")) ? tsr_str_after(name, end + 1) : name;
+}
+
 /* checkpoint->files is sorted by number or name, so the files of one set follow each other. */
 static tsr_status check_counted(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     counting c = {.checkpoint = checkpoint, .err = err};
     tsr_status status = TSR_OK;
     for (uint32_t i = 0; i < checkpoint->file_count && status == TSR_OK; i++)
-        status = count_file(&c, checkpoint->store->files[checkpoint->files[i]].name);
+        status = count_file(&c, without_shard(checkpoint->store->files[checkpoint->files[i]].name));
     if (status == TSR_OK) return end_set(&c);
     tsr_free(checkpoint->host->allocator, c.present, (size_t)c.of.count, 1);
     return status;
@@ -266,6 +277,7 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
             return check_rank_parts(checkpoint, err);
         return check_counted(checkpoint, err);
     case TSR_FORMAT_SAFETENSORS:
+    case TSR_FORMAT_DCP_SAFETENSORS:
     case TSR_FORMAT_TORCH_ZIP:
     case TSR_FORMAT_TORCH_LEGACY:
     case TSR_FORMAT_TORCH_RANKS: return check_counted(checkpoint, err);
