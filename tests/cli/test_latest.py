@@ -233,6 +233,11 @@ def test_latest_takes_steps_that_other_settings_wrote(t):
     copies(t, trainer(), "checkpoint_3")
     os.remove(t.at("run", "checkpoint_3", "optimizer.pt"))
     latest(t, "checkpoint_3")  # all steps have to have it
+    for source, names in ((trainer(), ("optimizer.pt", "trainer_state.json")), (golden("accelerate")[0], ("model.safetensors", "optimizer_1.bin", "scheduler.bin"))):
+        for name in names:
+            for copy in (f".{name}.kE3aB1", f"{name}.part", f"{name}~", f".~{name}"):
+                renamed(source, (name, copy))
+                latest(t, "checkpoint_1", ["checkpoint_2"])  # it is still being written, or copied
     renamed(trainer(), ("optimizer.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"))
     latest(t, "checkpoint_2")  # DeepSpeed's, next to the scheduler that the Trainer writes in either case
     pipeline = os.path.join(ROOT, "tests", "golden", "deepspeed", "zero1_pipeline")
@@ -391,6 +396,26 @@ def test_latest_passes_over_a_file_that_was_not_renamed(t):
             shutil.copy(source, t.at("run", "step-20", hidden))
             latest(t, "step-20")
     t.run("validate", t.at("run", "step-20", hidden), "--deep")  # by its own path it is a file like any other
+
+
+@test
+def test_latest_passes_over_shards_of_which_one_was_not_renamed(t):
+    """The index is missing, too, as rsync copies it last. Files with the marks of DCP's HuggingFaceStorageWriter are shards like any others."""
+    for shard in (False, True):
+        shutil.rmtree(t.at("run"), ignore_errors=True)
+        copies(t, sample("dcp_hf_sharded")[0], "step-10", "step-20")
+        for step in ("step-10", "step-20"):
+            for name in os.listdir(t.at("run", step)):
+                if not shard and name.startswith("shard-00001-"):
+                    os.rename(t.at("run", step, name), t.at("run", step, name.removeprefix("shard-00001-")))
+                elif not shard or name == "shard-00004-model-00001-of-00002.safetensors":  # a rank has files only for tensors that it writes
+                    os.remove(t.at("run", step, name))
+        latest(t, "step-20")
+        for name in os.listdir(t.at("run", "step-20")):
+            if "model-00002" in name:
+                os.rename(t.at("run", "step-20", name), t.at("run", "step-20", f".{name}.kE3aB1"))
+        doc = latest(t, "step-10", ["step-20"])
+        need("is missing: 'model-00002-of-00002.safetensors'" in doc["passed_over"][0]["reason"], doc)
 
 
 @test

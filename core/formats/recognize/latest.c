@@ -2,6 +2,7 @@
 #include "formats/recognize/recognize.h"
 
 #include "formats/common/file_names.h"
+#include "formats/common/incomplete.h"
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/options.h"
@@ -321,6 +322,14 @@ static bool has_name(const finder *f, tsr_str step, tsr_str name)
     return false;
 }
 
+/* Whether a file, named below its step, is `name` while it is written or copied, or a copy that an editor keeps: ".optimizer.bin.kE3aB1",
+ * "optimizer.bin.part". */
+static bool is_copy_of(tsr_str file, tsr_str name)
+{
+    return tsr_str_starts(tsr_last_path_part(file), TSR_STR(".")) ||
+           (tsr_str_starts(file, name) && !tsr_str_ends(file, TSR_STR(TSR_INDEX_ENDING)));
+}
+
 /* Whether a file is missing that nothing takes the place of. With another number of ranks or another setting, the framework writes
  * files with similar names that the earlier step does not have. */
 static tsr_status is_lost(const finder *f, tsr_str step, tsr_str earlier, tsr_str name, bool *is)
@@ -331,7 +340,9 @@ static tsr_status is_lost(const finder *f, tsr_str step, tsr_str earlier, tsr_st
         const tsr_str path = f->store->files[at].name;
         if (!tsr_str_starts(path, step)) break;
         const tsr_str rest = {path.data + step.size, path.size - step.size};
-        if (!tsr_str_starts(rest, TSR_STR("/")) || !tsr_str_contains(rest, tsr_str_from(kind->stem))) continue;
+        if (!tsr_str_starts(rest, TSR_STR("/")) || !tsr_str_contains(rest, tsr_str_from(kind->stem)) ||
+            is_copy_of(tsr_str_after(rest, 1), name))
+            continue;
         const tsr_str before = tsr_arena_format(f->arena, f->err, "%.*s%.*s", TSR_STR_ARG(earlier), TSR_STR_ARG(rest));
         if (!before.data) return TSR_E_NOMEM;
         *is = tsr_store_find(f->store, before) != TSR_NO_FILE;
