@@ -257,6 +257,7 @@ class DeepSpeed:
     @staticmethod
     def prepare():
         import deepspeed
+        import torch._dynamo  # the first step of an optimizer would import it, in each load: 1,400 modules
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, for more ranks than there are
 
     def __init__(self, directory):
