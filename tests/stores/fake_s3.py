@@ -34,9 +34,15 @@ class Server(http_serving.Server):
         self.condition = "If-None-Match", "*"
         self.declared = set()  # the uploads whose parts have checksums
         self.summed = {}  # the objects that were written with a checksum, which S3 then states: {key: bytes}
+        self.algorithm, self.checksum_type = "CRC32", "FULL_OBJECT"  # of the checksums that are stated; a type of None is not
         self.began, self.written = time.time(), {}  # what was there from the beginning was written an hour before
         self.modified = lambda key: self.written.get(key, self.began - 3600)
         super().__init__(Handler, wrap=wrap)
+
+    def stated(self, data):
+        """The headers about the checksum of an object with these bytes."""
+        of = data if self.checksum_type == "FULL_OBJECT" else b"the checksums of parts"
+        return {f"x-amz-checksum-{self.algorithm.lower()}": SUMS[self.algorithm](of), **({"x-amz-checksum-type": self.checksum_type} if self.checksum_type else {})}
 
     def env(self, **more):
         return {**ENV, "AWS_ENDPOINT_URL": self.url, **more}
@@ -50,6 +56,27 @@ def crc32c(data):
 @functools.lru_cache(32)
 def crc32(data):
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+def table64():
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x9A6C9329AC4BC9B5 if value & 1 else 0)
+        yield value
+
+
+TABLE64 = list(table64())
+
+
+@functools.lru_cache(32)
+def crc64nvme(data):
+    crc = (1 << 64) - 1
+    for byte in data:
+        crc = crc >> 8 ^ TABLE64[crc & 255 ^ byte]
+    return base64.b64encode((crc ^ (1 << 64) - 1).to_bytes(8, "big")).decode()
+
+
+SUMS = {"CRC32": crc32, "CRC32C": crc32c, "CRC64NVME": crc64nvme}
 
 
 @functools.lru_cache(32)
@@ -129,7 +156,7 @@ class Handler(http_serving.Handler):
         if key not in s.objects:
             return self.error(404, "NoSuchKey")
         states = self.headers.get("x-amz-checksum-mode") == "ENABLED" and "Range" not in self.headers and s.summed.get(key) is s.objects[key]
-        return self.give(s.objects[key], ETag=etag(s.objects[key]), **({"x-amz-checksum-crc32": crc32(s.objects[key]), "x-amz-checksum-type": "FULL_OBJECT"} if states else {}))
+        return self.give(s.objects[key], ETag=etag(s.objects[key]), **(s.stated(s.objects[key]) if states else {}))
 
     def write(self, key, query):
         """Carries out a write, or one of the listings that belong to writes. Returns (status, error code or None, body,
@@ -209,7 +236,7 @@ class Handler(http_serving.Handler):
         more = start + s.page < len(keys)
         items = "".join(f"<Contents><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><ETag>{escape(etag(objects[k]))}</ETag>"
                         f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(s.modified(k)))}</LastModified>"
-                        f"{'<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>' if s.summed.get(k) is objects[k] else ''}"
+                        f"{f'<ChecksumAlgorithm>{s.algorithm}</ChecksumAlgorithm>' if s.summed.get(k) is objects[k] else ''}"
                         f"<Size>{len(objects[k])}</Size><Owner><ID>x</ID></Owner></Contents>" for k in page)
         token = f"<NextContinuationToken>t/+{start + s.page}</NextContinuationToken>" if more else ""
         return self.answer(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{items}'

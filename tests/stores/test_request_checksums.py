@@ -4,19 +4,21 @@ import re
 import shutil
 import subprocess
 import threading
+import urllib.parse
 
 import boto3
 
+import fake_s3
 import http_serving
 import proxy
 import servers
 from checks import need, test
 from fake_s3 import etag, serving
-from harness import sample
+from harness import sample, st_write
 from test_gcs import TOKEN
 from test_s3 import files_below
 from test_write import BUCKET, large_file
-from test_write_others import azurite_place, google
+from test_write_others import azurite_place, google, json_only
 
 LARGE = "x.safetensors"
 
@@ -206,6 +208,45 @@ def test_request_checksums_of_objects_that_arrive_in_ranges_from_s3(t):
 
 
 @test
+def test_request_checksums_of_other_kinds_from_s3(t):
+    """CRC-32C and CRC-64/NVME, with which other programs upload, of an object that arrives whole and of one that arrives in ranges."""
+    need(fake_s3.crc64nvme(b"123456789") == "rosUhgp5mIg=", "the check value of CRC-64/NVME")
+    small = sample("safetensors_model")[0]
+    st_write(t.at("medium.safetensors"), {n: ("F32", [512 << 10], os.urandom(2 << 20)) for n in "ab"})
+    with open(t.at("medium.safetensors"), "rb") as f:
+        medium = f.read()
+    for algorithm in ("CRC32C", "CRC64NVME"):
+        with serving({LARGE: files_below(small)["model.safetensors"]}) as behind, proxy.before(behind.url) as s:
+            behind.algorithm, behind.summed[LARGE] = algorithm, behind.objects[LARGE]
+            s.damages = Damage(0, lambda h, body, up: not up and h.command == "GET" and h.path.endswith(LARGE) and len(body) > 1)
+            reads(t, small, f"s3://b/{LARGE}", behind.env(AWS_ENDPOINT_URL=s.url), s.damages)
+        flip, key = Flip(), f"run/{LARGE}"  # a listing states the algorithm
+        with serving({key: medium}, flip) as s:
+            s.algorithm, s.summed[key] = algorithm, s.objects[key]
+            t.run("convert", "s3://b/run", t.at(algorithm), "--to", "torch", env=s.env())
+            lonely = alone(flip.ranges)
+            need(flip.heads == 1 and len(lonely) > 1, f"{algorithm}: {flip.heads} {flip.ranges}")
+            flip.of, flip.at = lonely[1]
+            p = t.run("convert", "s3://b/run", t.at(algorithm), "--to", "torch", "--overwrite", status=2, env=s.env())
+            need(b"of the whole object" in p.stderr, f"{algorithm}: {p.stderr}")
+
+
+@test
+def test_request_checksums_that_are_composed_are_not_compared(t):
+    """A checksum of the checksums of parts says nothing about the bytes, and some servers do not say which of the two they state."""
+    small, large = sample("safetensors_model")[0], large_file(t)
+    with serving({LARGE: files_below(small)["model.safetensors"]}) as s:
+        s.checksum_type, s.summed[LARGE] = "COMPOSITE", s.objects[LARGE]
+        need(t.json("diff", small, f"s3://b/{LARGE}", "--values", "--json", env=s.env())["same"], "other values")
+    for kind in ("COMPOSITE", None):
+        flip = Flip()
+        with serving({LARGE: files_below(large)["large.safetensors"]}, flip) as s:
+            s.checksum_type, s.summed[LARGE] = kind, s.objects[LARGE]
+            t.run("validate", "--deep", f"s3://b/{LARGE}", env=s.env())
+            need(flip.heads == 1, f"{kind}: {flip.heads} requests for a checksum")
+
+
+@test
 def test_request_checksums_of_objects_that_arrive_in_ranges_from_google(t):
     source = large_file(t)
     data = files_below(source)["large.safetensors"]
@@ -298,6 +339,15 @@ def test_request_checksums_of_google(t):
 
 
 @test
+def test_request_checksums_of_googles_json_api(t):
+    with json_only(501) as (s, env):
+        t.run("convert", sample("dcp_fsdp2")[0], "gs://b/ck", "--to", "dcp", env=env)
+        sent = {urllib.parse.parse_qs(k)["name"][0]: h.get("x-goog-hash") for m, k, h in s.asked if m == "POST" and "uploadType=media" in k}
+        wanted = {k: "crc32c=" + fake_s3.crc32c(v) for k, v in s.objects.items()}
+        need(sent == wanted and len(sent) == 2, f"{sent} instead of {wanted}")
+
+
+@test
 def test_request_checksums_that_a_server_refuses_are_left_out(t):
     """One that does not know a header gets the request once more without it. Other refusals stay refusals."""
     source = large_file(t)
@@ -318,6 +368,10 @@ def test_request_checksums_that_a_server_refuses_are_left_out(t):
             p = t.run("cp", source, "s3://b/x.safetensors", "--no-verify", "--overwrite", env=s.env())
             need(p.stderr.count(b"refuses checksums") == 1 and s.objects[LARGE] == files_below(source)["large.safetensors"], p.stderr)
         with serving({}, lambda h, key, count: h.command == "PUT" and h.error(status, code)) as s:
+            p = t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", status=2, env=s.env())
+            need(code.encode() in p.stderr and b"refuses checksums" not in p.stderr, p.stderr)
+        # One that took a checksum before, of what is written before the metadata, refuses something else.
+        with serving({}, lambda h, key, count: h.command == "PUT" and key.endswith(".metadata") and "x-amz-checksum-crc32" in h.headers and h.error(status, code)) as s:
             p = t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", status=2, env=s.env())
             need(code.encode() in p.stderr and b"refuses checksums" not in p.stderr, p.stderr)
 
