@@ -250,7 +250,7 @@ class Lightning:
 
 
 class DeepSpeed:
-    """A load that only some of the ranks refuse leaves the others in a collective, so each load is in processes of its own."""
+    """A load that only some of the ranks refuse leaves the others in a collective, so these processes end then, and others do the next loads."""
     name = "global_step{}"
     stage, forks, meeting = 1, True, None  # the file by which the ranks of a load find each other
 
@@ -588,21 +588,37 @@ def killed_saves(framework):
 
 
 def in_child(work):
-    """Does `work` in a fork of this process. Frameworks are imported once for all of them, and what one leaves, or waits for, ends with it."""
+    """Does `work` in a fork of this process. Frameworks are imported once for all of them, and what one leaves, or waits for, ends with it. Returns
+    whether `work` returned something true."""
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            work()
-            code = 0
+            code = 2 if work() else 0
         finally:
             os._exit(code)
-    if os.waitpid(pid, 0)[1]:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code not in (0, 2):
         print("refused: its process failed", file=answers)
+    return code == 2
 
 
-def answer_path(kind, directory, digests, path):
-    print(verdict(kind(directory), path, expected(digests, path, None)), file=answers)
+def answer_paths(kind, directory, digests):
+    """Answers until one of the ranks does not load what it is told to. Returns whether the paths have ended."""
+    framework = None
+    for line in iter(sys.stdin.readline, ""):
+        path = line.rstrip("\n")
+        framework = framework or kind(directory)
+        found = verdict(framework, path, expected(digests, path, None))
+        try:
+            if found == "equal":
+                torch.distributed.barrier()
+        except RuntimeError:
+            found += ", but not for another rank"
+        print(found, file=answers)
+        if found != "equal":
+            return False
+    return True
 
 
 def main():
@@ -619,13 +635,13 @@ def main():
             killed_saves(framework)
         if sys.argv[4:] == ["--live"]:
             framework.live(digests) if hasattr(framework, "live") else live(framework, digests)
-    for number, line in enumerate(sys.stdin):
+    for number in itertools.count() if forks else ():
+        kind.meeting = os.path.join(directory, f"meeting{number}")
+        if in_child(lambda: answer_paths(kind, directory, digests)):
+            return
+    for line in sys.stdin:
         path = line.rstrip("\n")
-        if forks:
-            kind.meeting = os.path.join(directory, f"meeting{number}")
-            in_child(lambda: answer_path(kind, directory, digests, path))
-        else:
-            print(verdict(framework, path, expected(digests, path, first)), file=answers)
+        print(verdict(framework, path, expected(digests, path, first)), file=answers)
 
 
 if __name__ == "__main__":
