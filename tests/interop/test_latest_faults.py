@@ -1,6 +1,6 @@
 """Faults are injected into the newest checkpoint of a run, and `tessera latest` must answer with what the framework's own loader accepts: the
-directories of eight frameworks, killed while they were saved, cut, emptied, lost, flipped, with blocks that never reached the disk, and while
-they are being written. After every third fault `tessera prune --keep 1` runs, which must leave what `latest` answered and every newer step as it
+directories of eight frameworks, killed while they were saved, cut, emptied, lost, flipped, with blocks that never reached the disk or
+names that were not changed yet, half copied by rsync, and while they are being written. After every third fault `tessera prune --keep 1` runs, which must leave what `latest` answered and every newer step as it
 is. With TSR_TEST_FULL there are 1,500 faults for each.
 
 The loader of a framework that is not installed is what it calls: torch.load, safetensors, json, or PyTorch's reader of DCPs, for each file that
@@ -163,11 +163,34 @@ def write_order(rng, loader, last):
     return early + [n for n in last if n in loader.files]
 
 
+def unfinished_name(rng, path):
+    """A name that a file has while it is written or copied, or that an editor gives to a copy."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, rng.choice((f".{name}.aB3x9Q", f"{name}.tmp", f"{name}.part", f"{name}.incomplete", f"{name}~", f".{name}.swp", f".~{name}", f"._{name}", ".tmpAb12Cd")))
+
+
+def rsync(rng, loader, path):
+    """Copies in the order of the names. The file that it was copying has a name of its own, or is written in its place, in which all of its
+    blocks may be reserved. Returns (what was done, whether only --deep can see it)."""
+    at, how = rng.randrange(len(loader.files)), rng.choice(("to a temporary name", "in place", "in reserved blocks"))
+    for name in loader.files[at:]:
+        os.remove(os.path.join(path, name))
+    data, file = loader.data[loader.files[at]], os.path.join(path, loader.files[at])
+    copied = data[:rng.randrange(len(data) or 1)]
+    directory, name = os.path.split(file)
+    put(os.path.join(directory, f".{name}.aB3x9Q") if how == "to a temporary name" else file, copied.ljust(len(data), b"\0") if how == "in reserved blocks" else copied)
+    return f"'{loader.files[at]}' copied {how} up to {len(copied)}, before {loader.files[at + 1:]}", how == "in reserved blocks"
+
+
 def fault(rng, loader, path, last):
     """Damages the checkpoint. Returns (what was done, whether only --deep can see it)."""
-    kind = rng.choice(("killed", "cut", "emptied", "lost", "dropped", "flipped"))
+    kind = rng.choice(("killed", "cut", "emptied", "lost", "dropped", "flipped", "not renamed", "rsync"))
     name = rng.choice(loader.files)
     file, data = os.path.join(path, name), loader.data[name]
+    if kind == "rsync":
+        return rsync(rng, loader, path)
+    if kind == "not renamed":
+        put(unfinished_name(rng, file), data)
     if kind == "killed":
         order = write_order(rng, loader, last)
         at = rng.randrange(len(order))
@@ -176,7 +199,7 @@ def fault(rng, loader, path, last):
         cut = rng.randrange(len(loader.data[order[at]]) or 1)
         put(os.path.join(path, order[at]), loader.data[order[at]][:cut])
         return f"killed in '{order[at]}' after {cut} bytes, before {order[at + 1:]}", False
-    if kind == "lost":
+    if kind in ("lost", "not renamed"):
         os.remove(file)
     elif kind in ("cut", "emptied"):
         cut = rng.randrange(len(data)) if kind == "cut" and data else 0
@@ -193,7 +216,7 @@ def fault(rng, loader, path, last):
         bit = rng.randrange(8 * len(data)) if data else 0
         put(file, bytes(b ^ (1 << bit % 8) if i == bit // 8 else b for i, b in enumerate(data)))
         return f"bit {bit} of '{name}' flipped", True
-    return f"'{name}' lost", False
+    return f"'{name}' {kind}", False
 
 
 def answer(t, run, *options):
@@ -215,6 +238,7 @@ def run_of(t, framework):
 
 
 def restore(loader, path):
+    shutil.rmtree(path, ignore_errors=True)
     for name, data in loader.data.items():
         put(os.path.join(path, name), data)
 
