@@ -792,6 +792,23 @@ def test_latest_of_a_run_without_steps(t):
 
 
 @test
+def test_numbers_in_names_of_different_models_are_not_steps(t):
+    """"llama-2" and "qwen-3" are two models, and the name of a commit in a Hugging Face cache may end with digits. Neither is newer, and
+    prune removes none of them. Names that differ only in their number are one series, as before."""
+    source = sample("dcp_small")[0]
+    hashes = ("5f0b02c75b57c5855da9ae460ce51323ea669d8a", "8afb486c1db24fe5011ec46dfbe5b5dccdb57502", "8afb486c1db24fe5011ec46dfbe5b5dccdb5c917")
+    for names, listed in ((("llama-2", "qwen-3"), "'llama-2', 'qwen-3'"), ([f"models--org--m/snapshots/{h}" for h in hashes], hashes[2])):
+        run = copies(t, source, *names)
+        for command in (["latest", run], ["prune", run, "--keep", "1"]):
+            why = t.run(*command, status=2).stderr.decode()
+            need("do not state a step, so the newest is unknown" in why and listed in why, why)
+        need(all(os.path.isdir(t.at("run", name)) for name in names), "removed")
+        shutil.rmtree(run)
+    copies(t, source, "run1", "run2", "run10")
+    latest(t, "run10")
+
+
+@test
 def test_latest_prints_names_as_they_are_and_reports_them_escaped(t):
     for name in ("a\nb", "a b'$(x)", "\x1b[31m"):
         copies(t, sample("dcp_small")[0], f"{name}/step-1", f"{name}/step-2")

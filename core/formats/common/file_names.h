@@ -87,6 +87,8 @@ bool tsr_number_at_end(tsr_str text, uint64_t *number);
 /* The step in a single component of a path: N of "step=N" anywhere in it, otherwise of "epoch=N", otherwise the number at its end,
  * before ".ckpt". A stated step that does not fit becomes UINT64_MAX. "last-v1.ckpt" has none: its number only makes it another file. */
 tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step);
+/* The name before the number that tsr_step_of_name finds, and before what separates them: "run" of "run-1". */
+tsr_str tsr_step_label(tsr_str name);
 /* The digits of a stated step that does not fit, without zeros in front, so that longer ones are larger; otherwise empty. */
 tsr_str tsr_step_beyond(tsr_str name);
 /* The step in the name of a file, without its directories, that is a checkpoint of its own: with .ckpt any number counts, with

@@ -61,9 +61,7 @@ static bool ends_with_word(tsr_str text, const char *const *words)
 static tsr_str before_number(tsr_str name)
 {
     while (name.size && tsr_is_digit(name.data[name.size - 1])) name.size--;
-    while (name.size && (name.data[name.size - 1] == '-' || name.data[name.size - 1] == '_' ||
-                         name.data[name.size - 1] == '=' || name.data[name.size - 1] == '.'))
-        name.size--;
+    while (name.size && memchr("-_=. ", name.data[name.size - 1], 5)) name.size--;
     return name;
 }
 
@@ -81,6 +79,11 @@ static tsr_str up_to_step(tsr_str name)
 {
     const size_t label = end_of_label(name);
     return label ? (tsr_str){name.data, label} : without_ending(name, ".ckpt");
+}
+
+tsr_str tsr_step_label(tsr_str name)
+{
+    return before_number(up_to_step(name));
 }
 
 /* The endings of files that may be checkpoints of their own. */
@@ -104,7 +107,7 @@ tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step)
     static const char *const ranks[] = {"rank", "fsdp",  "optimizer", "model", "mp",     "tp",   "pp",    "dp",
                                         "ep",   "shard", "stage",     "node",  "worker", "host", "state", NULL};
     const bool has_label = end_of_label(name) != 0;
-    const tsr_str text = up_to_step(name), before = before_number(text);
+    const tsr_str text = up_to_step(name), before = tsr_step_label(name);
     const bool fits = tsr_number_at_end(text, step);
     if (!text.size || !tsr_is_digit(text.data[text.size - 1]) || (!has_label && is_version(name))) return TSR_STEP_NONE;
     if (!fits) *step = UINT64_MAX;

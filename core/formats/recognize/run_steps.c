@@ -228,6 +228,18 @@ static tsr_status list_gaps(listing *l, const tsr_store_gap **unlisted)
 
 /* ---- the list ---- */
 
+/* Whether numbers that may count anything belong to one series. "llama-2" and "qwen-3", or the commits below the snapshots of a Hugging
+ * Face cache, are different models, of which none is the newest. */
+static bool is_series(const tsr_vec *numbers)
+{
+    const tsr_run_step *items = numbers->items;
+    for (size_t i = 1; i < numbers->count; i++)
+        if (!tsr_str_equal(tsr_step_label(tsr_last_path_part(items[i].path)),
+                           tsr_step_label(tsr_last_path_part(items[0].path))))
+            return false;
+    return true;
+}
+
 /* Leaves out directories without checkpoints that are not next to steps with checkpoints, such as logs per step. */
 static tsr_status keep_likely(tsr_vec *steps, tsr_error *err)
 {
@@ -285,7 +297,8 @@ tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned,
     tsr_status status = list_directory(&l, (listed_directory){{"", 0}, 0, store->file_count}, 1);
     if (status == TSR_OK && store->link_count) status = drop_links(&l);
     if (status == TSR_OK) status = list_gaps(&l, unlisted);
-    if (status == TSR_OK && !steps->count) status = tsr_vec_append(steps, l.numbers.items, l.numbers.count, err);
+    if (status == TSR_OK && !steps->count && is_series(&l.numbers))
+        status = tsr_vec_append(steps, l.numbers.items, l.numbers.count, err);
     tsr_vec_free(&l.numbers);
     tsr_map_free(l.step_paths);
     tsr_map_free(l.number_paths);
