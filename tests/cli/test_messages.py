@@ -140,3 +140,19 @@ def test_a_failed_download_is_not_called_a_long_header(t):
         for command in (("inspect",), ("validate", "--deep")):
             message = t.run(*command, t.at("model.safetensors"), status=2).stderr.decode()
             need(f"begins with the text '{answer[:8].decode()}'" in message and "failed download" in message, message)
+
+
+@test
+def test_a_pointer_of_git_lfs_in_place_of_a_shard_is_named(t):
+    """A clone without git-lfs has the whole index and a pointer in place of each shard; `git lfs pull --include` fetches some of them."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+    for name in ("safetensors_index", "torch_bin_index"):
+        path = shutil.copytree(os.path.dirname(sample(name)[0]) if os.path.isfile(sample(name)[0]) else sample(name)[0], t.at(name))
+        shards = sorted(one for one in os.listdir(path) if not one.endswith(".json"))
+        for pointers, named in ((shards[-1:], shards[-1]), (shards, shards[0])):
+            for shard in pointers:
+                with open(os.path.join(path, shard), "wb") as f:
+                    f.write(pointer)
+            for command in ("inspect", "validate"):
+                message = t.run(command, path, status=2).stderr.decode()
+                need("Git LFS pointer" in message and named in message, message)

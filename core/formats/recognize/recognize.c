@@ -118,6 +118,25 @@ static tsr_status refuse_foreign(const recognizer *r, const tsr_file_kind *kind,
     return TSR_OK;
 }
 
+#ifndef TSR_SMALL /* the browser's module, which has no room for it */
+/* Refuses an index if pointers of Git LFS are in place of its files. They are smaller than any other shard, so that no other is read. */
+static tsr_status refuse_pointers(const recognizer *r, const cJSON *weights)
+{
+    enum { LARGEST_POINTER = 1024 };
+    uint32_t last = TSR_NO_FILE;
+    for (const cJSON *member = weights->child; member; member = member->next) {
+        const uint32_t file = cJSON_IsString(member) ? tsr_store_find(r->store, tsr_json_text_of(member)) : TSR_NO_FILE;
+        tsr_content content = {.foreign = NULL};
+        if (file == TSR_NO_FILE || file == last) continue;
+        if (r->store->files[file].size < LARGEST_POINTER) TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
+        TSR_FAIL_IF(content.foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name_at(r, file)),
+                    content.foreign);
+        last = file;
+    }
+    return TSR_OK;
+}
+#endif
+
 /* The kind of the first file of a weight map that exists, or the first of the table if it is in none; judged by the name of
  * the first file if none exists, in which case *any is false. */
 static tsr_status kind_of(const recognizer *r, const cJSON *weights, const tsr_file_kind **kind, bool *any)
@@ -182,6 +201,9 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
         status = tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is a JSON document without a weight_map, not a checkpoint",
                           TSR_STR_ARG(name_at(r, file)));
     else status = kind_of(r, weights, &kind, &any);
+#ifndef TSR_SMALL
+    if (status == TSR_OK) status = refuse_pointers(r, weights);
+#endif
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
     const uint32_t whole = any || r->store->primary != TSR_NO_FILE ? TSR_NO_FILE : whole_file_of(r, file);
