@@ -70,6 +70,16 @@ static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t
     return TSR_OK;
 }
 
+/* A file that cannot be read belongs to the destination, not to what the caller has opened. It is missing if another process has
+ * replaced the destination in the meantime. */
+static tsr_status unreadable(const completed *c, tsr_str name, const tsr_error *why, tsr_error *err)
+{
+    if (why->status == TSR_E_NOT_FOUND) return differ(c, name, "is missing", err);
+    tsr_raise_again(err, why->status, why);
+    tsr_error_subject(err, "%s", c->path);
+    return why->status;
+}
+
 static tsr_str name_of(const completed *c, uint32_t file)
 {
     const uint32_t number = file_at(c, file)->number;
@@ -91,8 +101,10 @@ static tsr_status compare(const completed *c, uint32_t file, uint64_t offset, co
     tsr_status status = TSR_OK;
     for (uint64_t done = 0; done < size && status == TSR_OK; done += room) {
         const size_t some = (size_t)(size - done < room ? size - done : room);
-        status = tsr_store_read(c->store, number, offset + done, buffer, some, err);
-        if (status == TSR_OK && memcmp(buffer, data ? data + done : zeros, some) != 0)
+        tsr_error why = {0};
+        status = tsr_store_read(c->store, number, offset + done, buffer, some, &why);
+        if (status != TSR_OK) status = unreadable(c, name_of(c, file), &why, err);
+        else if (memcmp(buffer, data ? data + done : zeros, some) != 0)
             status = differ(c, name_of(c, file), "has other contents", err);
     }
     tsr_free(c->host->allocator, buffer, room ? room : 1, 1);
@@ -144,8 +156,10 @@ static tsr_status refuse_more(const completed *c, tsr_error *err)
 {
     for (uint32_t f = 0; f < c->store->file_count; f++) {
         tsr_file_role role;
+        tsr_error why = {0};
         if (c->is_compared[f]) continue;
-        TSR_TRY(tsr_store_file_role(c->store, f, &role, err));
+        if (tsr_store_file_role(c->store, f, &role, &why) != TSR_OK)
+            return unreadable(c, c->store->files[f].name, &why, err);
         if (role != TSR_ROLE_NONE) return differ(c, c->store->files[f].name, "is not written by it", err);
     }
     return TSR_OK;

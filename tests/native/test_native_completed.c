@@ -6,10 +6,12 @@
 /* cmocka.h needs the headers above. */
 #include <cmocka.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "native/scratch.h"
 #include "publish/destination.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/try.h"
 
 static tsr_native_host native;
 
@@ -104,6 +106,32 @@ static void test_native_completed__a_file_is_not_a_directory(void **state)
     output->close(output);
 }
 
+/* As when another process replaces the destination meanwhile. */
+static void test_native_completed__a_file_that_vanishes_is_missing(void **state)
+{
+    (void)state;
+    tsr_output *output;
+    tsr_error err = {0};
+    uint32_t data;
+    scratch_write("out/data", "head", 4);
+    assert_int_equal(tsr_completed_open(&native.host, scratch_path("out"), &output, &err), TSR_OK);
+    assert_int_equal(output->create(output, TSR_STR("data"), 4, &data, &err), TSR_OK);
+    assert_int_equal(unlink(scratch_path("out/data")), 0);
+    assert_int_equal(output->write_at(output, data, 0, "head", 4, &err), TSR_E_EXISTS);
+    assert_non_null(strstr(err.message, "'data' is missing"));
+    output->close(output);
+    scratch_write("out/data", "head", 4);
+    err = (tsr_error){0};
+    assert_int_equal(tsr_completed_open(&native.host, scratch_path("out"), &output, &err), TSR_OK);
+    assert_int_equal(output->create(output, TSR_STR("data"), 4, &data, &err), TSR_OK);
+    assert_int_equal(unlink(scratch_path("out/data")), 0);
+    assert_int_equal(symlink("data", scratch_path("out/data")), 0); /* a file that cannot be opened */
+    assert_int_not_equal(output->write_at(output, data, 0, "head", 4, &err), TSR_OK);
+    assert_true(tsr_error_names(&err, "source"));
+    assert_non_null(strstr(err.message, scratch_path("out")));
+    output->close(output);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -111,6 +139,7 @@ int main(void)
         SCRATCH_TEST(test_native_completed__sizes_and_names_count),
         SCRATCH_TEST(test_native_completed__files_of_others_count_where_no_marker_tells_them_apart),
         SCRATCH_TEST(test_native_completed__a_file_is_not_a_directory),
+        SCRATCH_TEST(test_native_completed__a_file_that_vanishes_is_missing),
     };
     tsr_native_host_open(&native, 1);
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
