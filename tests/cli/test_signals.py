@@ -277,6 +277,55 @@ def test_signals_while_a_server_stalls_in_the_values(t):
 
 
 @test
+def test_signals_do_not_wait_for_a_store_that_stopped_answering(t):
+    """Uploads are aborted before the end, but only as long as a scheduler waits, however long requests may be repeated."""
+    class Store(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+        def answer(self, body, status=200):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self):
+            is_list = "list-type=" in self.path
+            self.answer(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>" if is_list else b"", 200 if is_list else 404)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.answer(b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+
+        def silent(self):
+            self.server.asked.set()
+            self.server.over.wait(200)
+            self.close_connection = True
+
+        do_PUT = do_DELETE = do_HEAD = silent
+
+    a = huge(t.at("a.safetensors"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        server.asked, server.over, server.handle_error = threading.Event(), threading.Event(), lambda *_: None
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        p = start(t, "convert", a, "s3://bucket/b.pt", env={"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+                                                            "AWS_REGION": "us-east-1", "TESSERA_RETRY_SECONDS": "3600"})
+        need(server.asked.wait(60), "no part was sent")
+        p.send_signal(signal.SIGTERM)
+        try:
+            err = p.communicate(timeout=150)[1].decode()
+        except subprocess.TimeoutExpired:
+            p.kill()
+            need(False, f"it waits for the store: {p.communicate()}")
+        finally:
+            server.over.set()
+            server.shutdown()
+    need(p.returncode == -signal.SIGTERM and "took too long, and some of it may be left" in err, f"{p.returncode} {err}")
+
+
+@test
 def test_signals_that_are_ignored_stay_so(t):
     """nohup: a job continues without its terminal."""
     path = sample("dcp_fsdp2")[0]

@@ -14,8 +14,9 @@
 #include "io/sys.h"
 
 /* The longest time that a signal waits. A publication that hangs (a file system that does not answer) is then abandoned, as
- * with SIGKILL. */
-enum { LONGEST_HOLD_SECONDS = 20 };
+ * with SIGKILL. The whole cleanup, with requests to a server that does not answer, ends before the 30 seconds after which Slurm and
+ * Kubernetes send SIGKILL. */
+enum { LONGEST_HOLD_SECONDS = 20, LONGEST_CLEANUP_SECONDS = 25 };
 
 static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
 enum { ENDING = sizeof ending / sizeof *ending };
@@ -85,18 +86,33 @@ static void wait_for_launcher_too(void)
 
 /* Tells the user what became of the output. A launcher reports the end of its ranks itself, and after SIGPIPE nobody may be
  * listening. */
-static void report(int number, bool kept)
+static void report(int number, const char *output)
 {
-    char text[160];
+    char text[192];
     if (number == SIGPIPE || heeds_launcher) return;
     const int size = snprintf(text, sizeof text, "%stessera: ended by %s; %s\n", isatty(STDERR_FILENO) ? "\n" : "",
                               number == SIGINT    ? "SIGINT"
                               : number == SIGTERM ? "SIGTERM"
                                                   : "SIGHUP",
-                              kept ? "the finished work was kept; run the same command with --resume to continue"
-                                   : "the unfinished output was removed");
+                              output);
     const ssize_t ignored = write(STDERR_FILENO, text, (size_t)size);
     (void)ignored;
+}
+
+static void *end_late(void *unused)
+{
+    (void)unused;
+    for (unsigned left = LONGEST_CLEANUP_SECONDS; left;) left = sleep(left);
+    report(atomic_load(&received), "removing the unfinished output took too long, and some of it may be left");
+    die(atomic_load(&received));
+    return NULL;
+}
+
+/* The thread inherits a mask by which it receives no signals. */
+static void limit_cleanup(void)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, end_late, NULL) == 0) pthread_detach(thread);
 }
 
 static void *wait_for_signal(void *unused)
@@ -107,6 +123,7 @@ static void *wait_for_signal(void *unused)
     else
         while (sem_wait(&arrived) != 0) {
         }
+    limit_cleanup();
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LONGEST_HOLD_SECONDS;
     bool kept = false, cleaned = false;
@@ -116,7 +133,9 @@ static void *wait_for_signal(void *unused)
             cleaned = true;
         }
     }
-    if (cleaned) report(atomic_load(&received), kept);
+    if (cleaned)
+        report(atomic_load(&received), kept ? "the finished work was kept; run the same command with --resume to continue"
+                                            : "the unfinished output was removed");
     die(atomic_load(&received));
     return NULL;
 }
