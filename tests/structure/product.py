@@ -19,20 +19,23 @@ def version():
     return ".".join(re.search(rf"#define TSR_VERSION_{part} (\d+)$", text, re.M)[1] for part in ("MAJOR", "MINOR", "PATCH"))
 
 
-# What cannot read the header states the version again: file, and the pattern of the line.
+# What cannot read the header states the version again: file, and the pattern of each place.
 STATED = [
     ("wasm/package.json", r'^  "version": "([^"]+)",$'),
     ("samples/packaging/conda/recipe.yaml", r'^  version: "([^"]+)"$'),
-    ("CHANGELOG.md", r"^## (\d+\.\d+\.\d+) \("),  # the first one: the newest version
+    ("wasm/README.md", r"tessera-checkpoint-([0-9.]+)\.tgz"),
+    ("samples/kubernetes/exec.yaml", r"^ +image: [^:]+:(\S+)"),
+    ("samples/kubernetes/retain.yaml", r"^ +image: [^:]+:(\S+)"),
+    ("CHANGELOG.md", r"\A(?s:.*?)^## (\d+\.\d+\.\d+) \("),  # only the newest version
     ("tests/package/shell.py", r'^VERSION = "([^"]+)"'),
 ]
 
 
 def versions_agree():
     for name, pattern in STATED:
-        found = re.search(pattern, (ROOT / name).read_text(), re.M)
-        if not found or found[1] != version():
-            yield f"{name} states version {found[1] if found else 'nothing'}, tessera/version.h states {version()}"
+        for found in re.findall(pattern, (ROOT / name).read_text(), re.M) or ["nothing"]:
+            if found != version():
+                yield f"{name} states version {found}, tessera/version.h states {version()}"
 
 
 def compilers():
