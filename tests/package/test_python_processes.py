@@ -17,6 +17,8 @@ from test_python import INSTALLED, tessera
 from test_python_torch import Held, fails
 from torch_names import dcp
 
+from tessera import _library
+
 ROWS = 3000
 
 
@@ -394,3 +396,43 @@ def test_subinterpreters_use_the_package(t):
     p = subprocess.run([sys.executable, "-c", INTERPRETERS, t.at("x.safetensors"), t.at("x.pt")], capture_output=True, text=True, timeout=120,
                        env={**os.environ, "PYTHONPATH": INSTALLED})
     assert (p.returncode, p.stdout.split()) == (0, ["works", "works", "4"]), (p.returncode, p.stdout, p.stderr[-1500:])
+
+
+def closed_at(opcode, path, closed):
+    """Closes a checkpoint in one thread, and before the given instruction of that also in another one, as a Python without a global lock allows.
+    Returns whether so many instructions were run."""
+    checkpoint, left = tessera.open(path), opcode
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code is not _library.Session.close.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left == 0 and event == "opcode":
+            other = threading.Thread(target=checkpoint.close)
+            other.start()
+            other.join()
+        return trace
+    del closed[:]
+    sys.settrace(trace)
+    try:
+        checkpoint.close()
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def test_threads_that_close_a_checkpoint_at_once_free_it_once(t):
+    save_file({"a": torch.arange(3.)}, t.at("a.safetensors"))
+    closed, close, opcode = [], _library._close, 0
+    _library._close = lambda handle: closed.append(handle) or (close(handle) if closed == [handle] else None)
+    try:
+        reached = True
+        while reached:
+            opcode += 1
+            reached = closed_at(opcode, t.at("a.safetensors"), closed)
+            assert len(closed) == 1, (opcode, closed)
+    finally:
+        _library._close = close
+    assert opcode > 10, opcode

@@ -384,10 +384,11 @@ os.register_at_fork(after_in_child=_after_fork)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
+    _handle: int | None = None
+
     def __init__(self, path, choices=Choices(), layers=Layers(), *, threads=0, io_depth=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
         self.path = path_text(path)
         self._stop = _Stop()
-        self._handle = None
         _sessions.add(self)
         self._handle = self._open(choices, layers, threads, io_depth, purpose, metadata_rank)
         self._has_warned = not warns
@@ -426,7 +427,7 @@ class Session:
         raise TypeError(f"{self.path}: an opened checkpoint cannot be copied or pickled; open it where it is used")
 
     def close(self):
-        handle, self._handle = self._handle, None  # not twice, in two threads
+        handle = vars(self).pop("_handle", None)  # in one of several threads, which may have no common lock of the interpreter
         if self._stop.end() and handle:
             _close(handle)
 
@@ -440,7 +441,7 @@ class Session:
         return _counted([self._stop], function, self.handle, *arguments)
 
     def __del__(self):
-        if getattr(self, "_handle", None):
+        if self._handle:
             self.close()
 
     def unchanged(self):
