@@ -160,8 +160,9 @@ def main():
             "from ._choices import Document, StrPath\n\n"
             f"__all__ = {sorted(functions)!r}\n".replace("'", '"'))
     text += "\n\n" + "\n\n".join(functions.values())
-    options_text = ('"""The options of the commands, with their types. Made by native/python/commands.py from the table in core/commands."""\n\n'
-                    "# By command, then by keyword: the type, followed by the words of a choice.\nOPTIONS = {\n" + "".join(rows) + "}\n")
+    options_text = ('"""The options of the commands, with their types. Made by native/python/commands.py from the table in core/commands."""\n'
+                    "from __future__ import annotations\n\n"
+                    "# By command, then by keyword: the type, followed by the words of a choice.\nOPTIONS: dict[str, dict[str, tuple[str, ...]]] = {\n" + "".join(rows) + "}\n")
     stale = False
     for path, made in ((TO, text), (TO.replace("_commands", "_options"), options_text)):
         there = open(path).read() if os.path.exists(path) else None

@@ -1,12 +1,13 @@
-"""The types of the Python package, as a type checker sees them in an installed wheel."""
+"""The types of the Python package, as type checkers see them in an installed wheel, and by themselves."""
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
 
 from shell import TOOLS, check
-from test_python import WHEEL, tessera
+from test_python import INSTALLED, WHEEL, tessera
 from test_python_commands import table
 
 RIGHT = """
@@ -45,7 +46,7 @@ OPERANDS = {"format": '"sarif"', "names": '"w"', "paths": '"x"'}
 # What is no function: what objects have.
 MEMBERS = """
 opened: tessera.Checkpoint = checkpoint
-names: list[str] = [*opened.keys()] + [entry.name for entry in opened.values()] + [name for name, entry in opened.items()]
+names: list[str] = [*opened.keys()] + [entry.name for entry in opened.values()] + [name + entry.name for name, entry in opened.items()]
 found: tessera.Entry | None = opened.get("w")
 opened.unchanged()
 format: list[str] = [opened.format, opened.path]
@@ -130,3 +131,31 @@ def test_a_type_checker_knows_the_package(t):
     assert p.returncode == 1 and len(lines) == len(WRONG), p.stdout + p.stderr
     for number, (line, word) in enumerate(WRONG, 3):
         assert any(f"wrong.py:{number}:" in found and word in found for found in lines), (line, p.stdout)
+
+
+# ---- the package itself ----
+
+def test_the_package_is_what_its_types_state(t):
+    """By stubtest, for which the package's own files are the stubs. It begins with mypy, and stops at what that finds."""
+    with open(t.at("allowed"), "w") as f:
+        f.write("tessera._call.Format  # a Literal of several words, which stubtest takes for a Union\n")
+    with open(t.at("mypy.ini"), "w") as f:
+        f.write("[mypy]\nignore_missing_imports = True\n")
+    torch = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
+    check(os.path.join(TOOLS, "bin/python"), "-m", "mypy.stubtest", "tessera", "--ignore-missing-stub", "--allowlist", t.at("allowed"), "--mypy-config-file", t.at("mypy.ini"), cwd=t.scratch,
+          env={**os.environ, "MYPYPATH": INSTALLED, "PYTHONPATH": os.pathsep.join((INSTALLED, torch))})
+
+
+def test_pyright_knows_the_type_of_everything_that_is_public(t):
+    pyright = os.path.join(TOOLS, "npm/node_modules/.bin/pyright")
+    env = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"], "PYTHONPATH": INSTALLED}
+    public = json.loads(check(pyright, "--verifytypes", "tessera", "--ignoreexternal", "--outputjson", env=env))["typeCompleteness"]
+    assert public["completenessScore"] == 1 and public["exportedSymbolCounts"]["withKnownType"] > 50, public["exportedSymbolCounts"]
+    for name, text in (("right.py", RIGHT), ("everything.py", program(t)), ("wrong.py", "import tessera\nimport tessera.torch\n" + "".join(line + "\n" for line, _ in WRONG))):
+        with open(t.at(name), "w") as f:
+            f.write(text)
+    with open(t.at("pyrightconfig.json"), "w") as f:
+        json.dump({"typeCheckingMode": "strict", "extraPaths": [INSTALLED]}, f)
+    p = subprocess.run([pyright, "--outputjson", "--project", t.scratch], capture_output=True, text=True, timeout=300, env=env)
+    found = [(os.path.basename(one["file"]), one["range"]["start"]["line"] + 1) for one in json.loads(p.stdout)["generalDiagnostics"] if one["severity"] == "error"]
+    assert p.returncode == 1 and set(found) == {("wrong.py", number) for number, _ in enumerate(WRONG, 3)}, p.stdout

@@ -1,12 +1,15 @@
 """`python -m tessera` is the command `tessera` of this package."""
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import shutil
 import signal
 import sys
+from typing import NoReturn
 
 
-def program():
+def program() -> str | None:
     """Returns the path of the program that was installed with this package, or of another one that is in PATH."""
     try:
         for file in importlib.metadata.distribution("tessera-checkpoint").files or ():
@@ -17,7 +20,7 @@ def program():
     return shutil.which("tessera")
 
 
-def main():
+def main() -> NoReturn:
     found = program()
     if not found:
         sys.exit("tessera: the program `tessera` was not installed with this package and is not in PATH; install tessera-checkpoint with pip")

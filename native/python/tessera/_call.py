@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import AbstractSet, Any, Literal, Sequence, Union
+from typing import AbstractSet, Any, Literal, Sequence, Union, get_args
 
 from ._checkpoint import Checkpoint
 from ._choices import Choices, Document, StrPath, encoded, for_c, listed, path_text, text, text_of, tolerance, whole_number
@@ -19,7 +19,7 @@ CheckpointOrPath = Union[StrPath, Checkpoint]
 Against = Union[Checkpoint, Document, Sequence[str], AbstractSet[str]]
 # The forms of reports.
 Format = Literal["json", "sarif", "junit", "github", "gitlab"]
-_FORMATS = ("json", "sarif", "junit", "github", "gitlab")
+_FORMATS = get_args(Format)
 _OPTIONAL = {"directory", "modules", "rule"}  # operands
 # Commands that make or remove files. They are stopped only where they can clean up.
 _WRITING = {"convert", "cp", "exec", "merge", "optim", "prune", "repair", "reshard"}

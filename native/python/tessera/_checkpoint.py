@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Iterator, Literal, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Literal, Sequence, Union
 
 from ._choices import Choices, Document, Layers, StrPath
 from ._library import FOR_NAMES, Session, TesseraError
@@ -12,11 +12,12 @@ from ._library import FOR_NAMES, Session, TesseraError
 if TYPE_CHECKING:
     from types import EllipsisType
     from ._call import Against
-    Index = int | slice | EllipsisType
+
+Index = Union[int, slice, "EllipsisType"]
 
 # The dtypes that memoryview has a format for. Tensors of other dtypes are read as bytes.
-_MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
-                       "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
+_MEMORYVIEW_FORMATS: dict[str, Any] = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
+                                       "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
 
 
 class Entry:
@@ -41,7 +42,7 @@ class Entry:
     path: tuple[str | int, ...] | None
     requires_grad: bool
 
-    def __init__(self, checkpoint, index):
+    def __init__(self, checkpoint: Checkpoint, index: int) -> None:
         session = checkpoint._session
         info = session.entry(index)
         self._checkpoint, self._index = checkpoint, index
@@ -52,7 +53,7 @@ class Entry:
         self.path = session.keys(index, info.path_length) if info.path_length else None
         self.requires_grad, self._has_copies = bool(info.requires_grad), bool(info.has_copies)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<{self.name}: {self.dtype} {list(self.shape)}>" if self.kind == "tensor" else f"<{self.name}: {self.kind} {self.type}>"
 
     @property
@@ -89,7 +90,7 @@ class Entry:
         if size:
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))
             self._checkpoint._session.read([(self._index, offsets, sizes, address, size)])
-        letter = _MEMORYVIEW_FORMATS.get(self.dtype)
+        letter = _MEMORYVIEW_FORMATS.get(self.dtype or "")
         if letter is None or not size:
             return view
         return view.cast(letter, sizes) if sizes else view.cast(letter)
@@ -225,7 +226,7 @@ class Checkpoint(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<tessera.Checkpoint {self.path!r}: {self.format}, {len(self)} entries>"
 
     def _repr_html_(self) -> str:

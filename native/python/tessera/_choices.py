@@ -142,12 +142,14 @@ class Layers(NamedTuple):
         if self.map is None:
             return None
         text = text_of(self.map)
-        if text is None and not isinstance(self.map, (str, os.PathLike)):
+        if text is not None:
+            return text
+        if not isinstance(self.map, (str, os.PathLike)):
             raise TypeError(f"map is a document: a dict, its text, its path, or the name of a built-in map, not {type(self.map).__name__}")
-        if text is None and os.path.exists(self.map):
-            with open(self.map, "rb") as f:
-                text = f.read()
-        return text
+        if not os.path.exists(self.map):
+            return None
+        with open(self.map, "rb") as f:
+            return f.read()
 
     def map_name(self) -> bytes | None:
         """Returns how messages call the map; the name of a built-in one."""

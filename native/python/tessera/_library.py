@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 import weakref
+from typing import Any
 
 from ._choices import Choices, Layers, encoded, path_text, whole_number
 from ._options import OPTIONS
@@ -32,7 +33,7 @@ class TesseraError(Exception):
         super().__init__(message)
         self.status, self.byte_position = status, byte_position
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (*self.args, self.status, self.byte_position)
 
 
@@ -108,7 +109,9 @@ class PlannedRead:
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _SAY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(_Error))
 _PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
-_p, _u32, _u64, _int, _char = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p
+_p, _int, _char = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+_u32 = ctypes.c_uint32
+_u64 = ctypes.c_uint64
 
 
 class _Option(ctypes.Structure):
@@ -171,7 +174,7 @@ _ALL_OPTIONS = {name: kind for options in OPTIONS.values() for name, kind in opt
 
 def in_python(message, command=None):
     """Options in messages are keywords here: "--world-size 4" is world_size=4. Commands, which are in backticks, stay as they are."""
-    options = {**_ALL_OPTIONS, **OPTIONS.get(command, {})}
+    options = {**_ALL_OPTIONS, **OPTIONS.get(command or "", {})}
 
     def keyword(found):
         if not found[1]:
@@ -368,7 +371,7 @@ def run_command(command, operands, options, *, writes=False, on_progress=None):
 FOR_VALUES, FOR_NAMES, FOR_FINDINGS = range(3)
 
 
-_sessions = weakref.WeakSet()
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _after_fork():

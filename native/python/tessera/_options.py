@@ -1,7 +1,8 @@
 """The options of the commands, with their types. Made by native/python/commands.py from the table in core/commands."""
+from __future__ import annotations
 
 # By command, then by keyword: the type, followed by the words of a choice.
-OPTIONS = {
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "inspect": {
         "include": ("texts",),
         "exclude": ("texts",),

@@ -9,6 +9,8 @@ old checkpoint or the new one. The files that the old one lists are removed afte
                          of each other: they do not write to a directory at the same time, and remove what the other left when killed
 
 A rank that saves on its own is its own coordinator, with the marker `__R.metadata`."""
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import errno
@@ -28,7 +30,7 @@ _end_save = _function("save_end", _int, _p, _char, _char, ctypes.c_size_t, _p)
 _close_save = _function("save_close", None, _p)
 _write_journal = _function("save_journal", _int, _char, _char, _char, ctypes.c_size_t, _int, _p)
 
-_locks = {}  # (path, rank) → _Lock of a coordinator
+_locks: dict[tuple[str, int | None], _Lock] = {}  # those of coordinators, by path and rank
 os.register_at_fork(after_in_child=_locks.clear)  # the parent's saves are not the child's to end
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
 _LAST_SECONDS = 2  # that a thread whose save has failed may take to end

@@ -11,11 +11,12 @@ import os
 import pickle
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -222,7 +223,11 @@ def _number(name, value, least):
     return value
 
 
-_Stager = BlockingAsyncStager or object
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager as _Stager
+else:
+    _Stager = BlockingAsyncStager or object
 
 
 class StorageWriter(_StorageWriter, _Stager):
@@ -250,6 +255,22 @@ class StorageWriter(_StorageWriter, _Stager):
 
     With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its files, and then `__RANK.metadata`. These
     appear, replace those of the last save, or fail, rank by rank."""
+
+    single_file_per_rank: bool
+    sync_files: bool
+    thread_count: int
+    per_thread_copy_ahead: int
+    overwrite: bool
+    checksums: bool
+    serialization_format: Any
+    transforms: Any
+    form: str
+    fqn_to_index_mapping: dict[str, int] | None
+    save_distributed: bool
+    enable_consolidation: bool
+    thread_count_consolidation: int
+    state_dict_cache: dict[str, Any] | None
+    save_id: str
 
     def __init__(self, path: StrPath, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
                  per_thread_copy_ahead: int = 10_000_000, cache_staged_state_dict: bool = False, overwrite: bool = False,
@@ -290,15 +311,15 @@ class StorageWriter(_StorageWriter, _Stager):
         if any(given.values()):
             raise ValueError(f'{next(name for name, is_given in given.items() if is_given)} needs form="safetensors"')
 
-    def stage(self, state_dict):
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         if self.cache_staged_state_dict and self.state_dict_cache is None and not torch.cuda.is_available():
             self.state_dict_cache = create_cpu_state_dict(state_dict)  # PyTorch's is in pinned memory, which needs a device
         return super().stage(state_dict)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **({"state_dict_cache": None} if BlockingAsyncStager else {})}  # another process saves what it is given
 
-    def reset(self, checkpoint_id=None):
+    def reset(self, checkpoint_id: StrPath | None = None) -> None:
         if checkpoint_id:
             self._place = self._place_of(path_text(checkpoint_id))
         self._coordinator = False
@@ -316,44 +337,44 @@ class StorageWriter(_StorageWriter, _Stager):
         return Directory(path, self.overwrite, self.sync_files)
 
     @property
-    def path(self):
+    def path(self) -> str:
         return self._place.path
 
     @property
-    def checkpoint_id(self):
+    def checkpoint_id(self) -> str:
         return self.path
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id):
+    def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         try:
             path = path_text(checkpoint_id)
         except (TypeError, ValueError):
             return False
         return "://" not in path or path.startswith(SCHEMES)
 
-    def storage_meta(self):
+    def storage_meta(self) -> StorageMeta | None:
         return self._meta_fields().get("storage_meta")
 
     def _meta_fields(self):
         return meta_fields(checkpoint_id=self.path, save_id=self.save_id)
 
-    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
         self._place.is_of(rank, dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1)
         self._coordinator = is_coordinator or rank is not None
         self._place.set_up()
 
-    def prepare_local_plan(self, plan):
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
-    def prepare_global_plan(self, plans):
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         self._place.begin()
         # PyTorch's own type, because plans that a planner caches are shared by all writers of a process.
         return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=StoragePrefix(f"__{number}_"))
                 for number, plan in enumerate(plans, self._place.rank or 0)]
 
-    def write_data(self, plan, planner):
-        done = Future()
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        done: Future[list[WriteResult]] = Future()
         try:
             done.set_result(self._write_files(plan, planner) if plan.items else [])
         except BaseException:
@@ -387,10 +408,10 @@ class StorageWriter(_StorageWriter, _Stager):
         if self.checksums:
             self.save_id = str(uuid.UUID(bytes=digest.digest()[:16]))
 
-    def finish(self, metadata, results):
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         try:
             storage_data = {result.index: result.storage_data for rank in results for result in rank}
-            files = {}
+            files: dict[str, Any] = {}
             for info in storage_data.values():
                 handed = info.__dict__.pop("handed", None)
                 files[info.relative_path] = files.get(info.relative_path) or handed

@@ -1,21 +1,24 @@
 """What only some of the supported versions of PyTorch have, and everything that PyTorch has only in modules or under names that begin with
 an underscore: the classes of ShardedTensor, which files are pickled with, and two with which it stages and transforms. Whether a version has
 them is known here alone, and an error names the version."""
+from __future__ import annotations
+
 import importlib
 import inspect
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 
 
-def _needed(module, name):
+def _needed(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         raise ImportError(f"tessera.torch needs {module}.{name}, which PyTorch 2.3 to 2.15 have and PyTorch {torch.__version__} does not have") from None
 
 
-def _optional(module, name):
+def _optional(module: str, name: str) -> Any:
     """Returns None where a version does not have it."""
     try:
         return _needed(module, name)
@@ -38,7 +41,7 @@ DTensor = _optional("torch.distributed.tensor", "DTensor") or _needed("torch.dis
 # From PyTorch 2.4 on. Without a stager, async_save stages itself.
 StorageMeta = _optional("torch.distributed.checkpoint.metadata", "StorageMeta")
 BlockingAsyncStager = _optional("torch.distributed.checkpoint.staging", "BlockingAsyncStager")
-create_cpu_state_dict = _needed("torch.distributed._state_dict_utils", "_create_cpu_state_dict") if BlockingAsyncStager else None
+create_cpu_state_dict: Any = _needed("torch.distributed._state_dict_utils", "_create_cpu_state_dict") if BlockingAsyncStager else None
 # From PyTorch 2.7 on.
 StreamTransforms = _optional(_FILES, "_StorageWriterTransforms")
 

@@ -16,7 +16,8 @@ from typing import Any, Sequence
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
@@ -45,47 +46,54 @@ class StorageReader(_StorageReader):
     _extension_registry: as for PyTorch's FileSystemReader, which reads the items of a directory whose extensions the registry has. Its
     objects need unsafe_objects. ZStandard needs no registry."""
 
+    path: StrPath
+    threads: int
+    unsafe_objects: bool
+    verify: bool
+    load_id: str
+
     def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
                  map: Document | None = None, inverse: bool = False, lora: StrPath | Checkpoint | None = None, dequantize: bool = False,
                  canonical: bool = False, verify: bool = True, _extension_registry: Any = None) -> None:
         super().__init__()
-        self._registry, self._left = _extension_registry, {}
+        self._registry = _extension_registry
+        self._left: dict[Any, Any] = {}  # what PyTorch's own reader reads, by index
         self.path, self.threads, self.unsafe_objects, self.verify = path, threads, unsafe_objects, verify
-        self._choices = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse,
+        self._choices: dict[str, Any] = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse,
                          "lora": lora.path if isinstance(lora, Checkpoint) else lora, "dequantize": dequantize, "canonical": canonical}
         self.load_id = str(uuid.uuid4())
         self._checkpoint: Checkpoint | None = None
         self._all: Checkpoint | None = None  # the same with the metadata of all ranks
         self._rank: int | None = None  # whose metadata is read, if every rank wrote its own
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_checkpoint": None, "_all": None}  # the copy opens it again
 
-    def reset(self, checkpoint_id=None):
+    def reset(self, checkpoint_id: StrPath | None = None) -> None:
         if checkpoint_id:
             self.path = checkpoint_id
         self.load_id = str(uuid.uuid4())
         self._checkpoint, self._all, self._rank = None, None, None
 
     @property
-    def checkpoint_id(self):
+    def checkpoint_id(self) -> StrPath:
         return self.path
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id):
+    def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         try:
             Checkpoint(checkpoint_id, _purpose=FOR_VALUES).close()
         except (TesseraError, OSError):
             return False
         return True
 
-    def _open(self):
+    def _open(self) -> Checkpoint:
         if self._checkpoint is None:
             self._checkpoint = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES, _metadata_rank=self._rank or 0)
         return self._checkpoint
 
-    def read_metadata(self, *args, **kwargs):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Opens the checkpoint again, because its files may have been replaced since the last load. rank: read what this rank wrote, if
         every rank wrote its own metadata (use_collectives=False)."""
         self._checkpoint, self._all, self._rank = None, None, kwargs.get("rank")
@@ -102,10 +110,10 @@ class StorageReader(_StorageReader):
             metadata.storage_meta.load_id = self.load_id
         return metadata
 
-    def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
-        self._open()
-        can_open = os.path.isdir(self._checkpoint.path) and not any(self._choices.values())
-        files = set(self._checkpoint._session.own_files()) if can_open else ()
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        checkpoint = self._open()
+        can_open = os.path.isdir(checkpoint.path) and not any(self._choices.values())
+        files = set(checkpoint._session.own_files()) if can_open else ()
         self._left = {index: info for index, info in (metadata.storage_data or {}).items() if self._is_left(index, info, files)}
 
     def _is_left(self, index, info, files):
@@ -113,15 +121,15 @@ class StorageReader(_StorageReader):
         a quantized tensor or an object whose code may run, because not all of them can be pickled again."""
         if getattr(info, "transform_descriptors", None):
             return self._registry is not None and has_extension(info)
-        entry = self._checkpoint.get(index.fqn)
+        entry = self._open().get(index.fqn)
         if entry is None or info.relative_path not in files:
             return False
         return is_quantized(entry) or self.unsafe_objects and entry.kind != "tensor" and not entry.is_data()
 
-    def prepare_local_plan(self, plan):
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
 
-    def prepare_global_plan(self, plans):
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
     def _entry_of_all(self, name):
@@ -132,7 +140,7 @@ class StorageReader(_StorageReader):
         return self._all[name]
 
     def _load_object(self, item, planner):
-        entry = self._checkpoint[item.storage_index.fqn]
+        entry = self._open()[item.storage_index.fqn]
         if not self.unsafe_objects:
             entry._check_data("tessera.torch.StorageReader")
         planner.load_bytes(item, io.BytesIO(entry.save()))
@@ -143,7 +151,7 @@ class StorageReader(_StorageReader):
             if item.type == LoadItemType.BYTE_IO and not self.unsafe_objects:
                 raise TesseraError(f"{self.path}: the object '{item.storage_index.fqn}' is stored through an extension, so whether it is data cannot be "
                                    "seen; tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
-        reader = FileSystemReader(self._checkpoint.path, *filter(None, [self._registry]))
+        reader = FileSystemReader(self._open().path, *filter(None, [self._registry]))
         reader.storage_data = self._left
         reader.read_data(plan, planner).wait()
 
@@ -152,10 +160,10 @@ class StorageReader(_StorageReader):
         for dtype in {target.dtype for *_, target in targets}:
             cast = [entry for entry, _, target in targets if target.dtype == dtype != dtype_of(entry)]
             if cast:
-                check_cast(self._checkpoint, cast, dtype, "tessera.torch.StorageReader(…, dequantize=True) multiplies them")
+                check_cast(self._open(), cast, dtype, "tessera.torch.StorageReader(…, dequantize=True) multiplies them")
 
-    def read_data(self, plan, planner):
-        targets = []
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        checkpoint, targets = self._open(), []
         left = [item for item in plan.items if item.storage_index in self._left]
         if left:
             self._read_left(dataclasses.replace(plan, items=left), planner)
@@ -163,7 +171,7 @@ class StorageReader(_StorageReader):
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, planner)
                 continue
-            entry = self._checkpoint[item.storage_index.fqn]
+            entry = checkpoint[item.storage_index.fqn]
             if entry.kind != "tensor":
                 raise TesseraError(f"{self.path}: '{entry.name}' is {entry.type}, which only PyTorch can read, from a directory without part, step and the like",
                                    "unsupported")
@@ -175,16 +183,16 @@ class StorageReader(_StorageReader):
             own = self._rank is None or has_box(entry, offsets, item.lengths)
             targets.append((item, own, (entry if own else self._entry_of_all(entry.name), offsets, target)))
         self._check_casts([target for *_, target in targets])
-        with self._checkpoint._session.checking(self.verify) as check:
-            read_tensors(self._checkpoint._session, [target for _, own, target in targets if own], check)
+        with checkpoint._session.checking(self.verify) as check:
+            read_tensors(checkpoint._session, [target for _, own, target in targets if own], check)
         if self._all:
             warn_of_copies([target[0] for _, own, target in targets if not own])
             with self._all._session.checking(self.verify) as check:
                 read_tensors(self._all._session, [target for _, own, target in targets if not own], check)
             self._all.unchanged()
-        self._checkpoint.unchanged()
+        checkpoint.unchanged()
         for item, _, (*_, target) in targets:
             planner.commit_tensor(item, target)
-        done = Future()
+        done: Future[None] = Future()
         done.set_result(None)
         return done
