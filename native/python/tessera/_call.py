@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import AbstractSet, Any, Literal, Sequence, Union, get_args
+from typing import AbstractSet, Literal, Sequence, Union, get_args
 
 from ._checkpoint import Checkpoint
-from ._choices import Choices, Document, StrPath, encoded, for_c, listed, path_text, text, text_of, tolerance, whole_number
+from ._choices import Document, StrPath, encoded, for_c, listed, path_text, text, text_of, tolerance, whole_number
 from ._html import SHOWN
 from ._library import TesseraError, in_python, run_command, slice_of, warn
 from ._options import OPTIONS

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import io
 import math
-import os
 import pickle
 import uuid
 from concurrent.futures import ThreadPoolExecutor
