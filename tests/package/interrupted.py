@@ -1,5 +1,6 @@
-"""A call that Ctrl-C ends in the middle: interrupted.py CALL DIRECTORY. DIRECTORY has small.safetensors. What the call reads comes from a server that
-takes its time, so that no call ends before the signal. Prints "interrupted" if the call ended by KeyboardInterrupt and the interpreter still works."""
+"""Calls that Ctrl-C ends in the middle: interrupted.py DIRECTORY. Each call is made in a process of its own, in a directory of DIRECTORY that has its
+name and small.safetensors. What the call reads comes from a server that takes its time, so that no call ends before the signal. Prints the names of
+the calls that ended by KeyboardInterrupt, after which the interpreter still worked."""
 import contextlib
 import functools
 import io
@@ -143,12 +144,40 @@ CALLS = {
     "load": lambda: while_it_reads(load), "load_into": lambda: while_it_reads(load_into), "dcp.load": lambda: while_it_reads(dcp_load), "dcp.save": dcp_save, "dcp.save to safetensors": lambda: dcp_save(form="safetensors"),
 }
 
-if __name__ == "__main__":
-    os.chdir(sys.argv[2])
+AT_A_TIME = 3  # they mostly wait for the server
+
+
+def interrupted(call, directory):
+    os.chdir(directory)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     try:
-        CALLS[sys.argv[1]]()
+        CALLS[call]()
     except KeyboardInterrupt:
         assert tessera.convert("small.safetensors", "after.pt")["summary"]["tensors"] == 2 and tessera.validate("after.pt", deep=True)["findings"] == []
         os.remove("after.pt")
-        print("interrupted")
+        sys.exit()
+    sys.exit("the call was not interrupted")
+
+
+def ended(running):
+    """Waits for one of these processes, and prints its call if it exits with 0."""
+    process, status = os.wait()
+    call = running.pop(process)
+    if status == 0:
+        print(call, flush=True)
+    else:
+        print(f"{call}: status {os.waitstatus_to_exitcode(status)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    import tessera.torch  # noqa: F401  once for all processes
+    running = {}
+    for call in CALLS:
+        if len(running) == AT_A_TIME:
+            ended(running)
+        child = os.fork()
+        if not child:
+            interrupted(call, os.path.join(sys.argv[1], call))
+        running[child] = call
+    while running:
+        ended(running)

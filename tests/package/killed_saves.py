@@ -1,6 +1,5 @@
 """A job that saves in the background and is killed in the middle: killed_saves.py KIND DIRECTORY WHOM. KIND: THREAD or PROCESS, as async_save has
-them; WHOM: "job" is this process, "saver" the one that saves for it. SAVE DIRECTORY K saves as any job does, and LOAD DIRECTORY prints which save
-PyTorch's own reader finds there."""
+them; WHOM: "job" is this process, "saver" the one that saves for it."""
 import os
 import signal
 import sys
@@ -44,20 +43,19 @@ def save_in_the_background(kind, path, whom):
     raise AssertionError("it was saved")
 
 
-def load(path):
+def save(path, k):
+    """Save number `k`, as any job does it."""
+    dcp.save(state(k), storage_writer=tessera.torch.StorageWriter(path, overwrite=True))
+
+
+def found(path):
+    """The numbers of the saves that PyTorch's own reader finds values of; None without a checkpoint."""
     if not os.path.exists(os.path.join(path, ".metadata")):
-        return print("none")
+        return None
     loaded = state(0)
     dcp.load(loaded, storage_reader=dcp.FileSystemReader(path))
-    found = {int(value[n]) for value in loaded.values() for n in (0, -1)}
-    print(*found)
+    return {int(value[n]) for value in loaded.values() for n in (0, -1)}
 
 
 if __name__ == "__main__":
-    kind, path = sys.argv[1:3]
-    if kind == "SAVE":
-        dcp.save(state(int(sys.argv[3])), storage_writer=tessera.torch.StorageWriter(path, overwrite=True))
-    elif kind == "LOAD":
-        load(path)
-    else:
-        save_in_the_background(*sys.argv[1:])
+    save_in_the_background(*sys.argv[1:])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import killed_saves
 import torch
 from harness import ROOT
 from interrupted import CALLS
@@ -17,11 +18,12 @@ from tessera import _library
 HERE = os.path.join(ROOT, "tests", "package")
 
 
-def run(script, *arguments, status=0):
+def output(script, *arguments, status=0):
+    """What a script of this directory writes to stdout and to stderr."""
     p = subprocess.run([sys.executable, "-W", "ignore", os.path.join(HERE, script), *arguments], capture_output=True, text=True, timeout=600,
                        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (INSTALLED, os.environ.get("PYTHONPATH"))))})
     assert p.returncode == status, (arguments, p.returncode, p.stdout, p.stderr[-1500:])
-    return p.stdout
+    return p.stdout, p.stderr
 
 
 def everything(path):
@@ -29,15 +31,17 @@ def everything(path):
 
 
 def test_ctrl_c_in_every_long_call_leaves_nothing_and_the_interpreter_works(t):
-    save_file({"a": torch.arange(5.), "b": torch.ones(2, 2)}, t.at("small.safetensors"))
-    before = everything(t.scratch)
     for call in CALLS:
-        assert run("interrupted.py", call, t.scratch) == "interrupted\n", call
+        os.mkdir(t.at(call))
+        save_file({"a": torch.arange(5.), "b": torch.ones(2, 2)}, t.at(call, "small.safetensors"))
+    said, errors = output("interrupted.py", t.scratch)
+    assert set(said.splitlines()) == set(CALLS), (set(CALLS) - set(said.splitlines()), errors[-3000:])
+    for call in CALLS:
         if call == "exec":  # which continues what it has begun; any other run removes that
-            assert {name[:14] for name in set(everything(t.scratch)) - set(before)} == {".out.tessera-w"}, everything(t.scratch)
-            tessera.convert(t.at("small.safetensors"), t.at("out"), to="dcp")
-            shutil.rmtree(t.at("out"))
-        assert everything(t.scratch) == before, (call, everything(t.scratch))
+            assert {name[:14] for name in set(everything(t.at(call))) - {"small.safetensors"}} == {".out.tessera-w"}, everything(t.at(call))
+            tessera.convert(t.at(call, "small.safetensors"), t.at(call, "out"), to="dcp")
+            shutil.rmtree(t.at(call, "out"))
+        assert everything(t.at(call)) == ["small.safetensors"], (call, everything(t.at(call)))
 
 
 def interrupted_at(line, is_quick):
@@ -89,9 +93,9 @@ def killed(t, kind, whom, overwrite):
     """A save that is killed in the middle: its process, or that of the job. Returns what the directory has then."""
     path = t.at(f"{kind}-{whom}-{overwrite}")
     if overwrite:
-        run("killed_saves.py", "SAVE", path, "1")
-    run("killed_saves.py", kind, path, whom, status=-9 if whom == "job" else 0)
-    return path, run("killed_saves.py", "LOAD", path).strip()
+        killed_saves.save(path, 1)
+    output("killed_saves.py", kind, path, whom, status=-9 if whom == "job" else 0)
+    return path, killed_saves.found(path)
 
 
 def test_a_background_save_that_is_killed_leaves_the_old_checkpoint_or_none(t):
@@ -99,6 +103,6 @@ def test_a_background_save_that_is_killed_leaves_the_old_checkpoint_or_none(t):
     for kind, whom in (("THREAD", "job"), ("PROCESS", "job"), ("PROCESS", "saver")):
         for overwrite in (False, True):
             path, found = killed(t, kind, whom, overwrite)
-            assert found == ("1" if overwrite else "none"), (kind, whom, overwrite, found)
-            run("killed_saves.py", "SAVE", path, "3")
-            assert run("killed_saves.py", "LOAD", path).strip() == "3" and len(os.listdir(path)) == 2, os.listdir(path)
+            assert found == ({1} if overwrite else None), (kind, whom, overwrite, found)
+            killed_saves.save(path, 3)
+            assert killed_saves.found(path) == {3} and len(os.listdir(path)) == 2, os.listdir(path)
