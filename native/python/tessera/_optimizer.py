@@ -13,7 +13,7 @@ from ._library import FOR_VALUES, PlannedRead, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of
 from ._torch_metadata import MARKER, marker_of
-from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties
+from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties, local_tensor
 from .torch import StorageReader
 
 _MOST_POSITIONS = 1 << 20  # of a list in a state dict, so that a damaged path cannot take all memory
@@ -29,8 +29,7 @@ def _is_slice(name, value):
     if type(value) is ShardedTensor and value.local_shards():
         inner = value.local_shards()[0].tensor
     elif type(value) is DTensor:
-        with torch.no_grad():
-            inner = value.to_local()
+        inner = local_tensor(value)
     if type(inner) not in (ShardedTensor, DTensor):
         return False
     if type(value) is not ShardedTensor or type(inner) is not ShardedTensor:

@@ -49,6 +49,12 @@ StreamTransforms = _optional(_FILES, "_StorageWriterTransforms")
 ASKS_FOR_RANK = "use_collectives" in inspect.signature(dcp.save).parameters
 
 
+def local_tensor(dtensor):
+    """Returns what a DTensor has on this rank, of whatever class it is. to_local() of PyTorch 2.3 makes a view of it, which a ShardedTensor does
+    not have."""
+    return dtensor._local_tensor
+
+
 def meta_fields(**ids):
     """Returns the field of PyTorch's Metadata that identifies the save or load, by its name; empty if Metadata has no such field."""
     return {"storage_meta": StorageMeta(**ids)} if StorageMeta else {}
