@@ -135,6 +135,7 @@ def test_a_type_checker_knows_the_package(t):
 
 # ---- the package itself ----
 
+
 def test_the_package_is_what_its_types_state(t):
     """By stubtest, for which the package's own files are the stubs. It begins with mypy, and stops at what that finds."""
     with open(t.at("allowed"), "w") as f:
@@ -156,6 +157,6 @@ def test_pyright_knows_the_type_of_everything_that_is_public(t):
             f.write(text)
     with open(t.at("pyrightconfig.json"), "w") as f:
         json.dump({"typeCheckingMode": "strict", "extraPaths": [INSTALLED]}, f)
-    p = subprocess.run([pyright, "--outputjson", "--project", t.scratch], capture_output=True, text=True, timeout=300, env=env)
+    p = subprocess.run([pyright, "--outputjson", "--project", t.scratch], capture_output=True, text=True, timeout=1200, env=env)
     found = [(os.path.basename(one["file"]), one["range"]["start"]["line"] + 1) for one in json.loads(p.stdout)["generalDiagnostics"] if one["severity"] == "error"]
     assert p.returncode == 1 and set(found) == {("wrong.py", number) for number, _ in enumerate(WRONG, 3)}, p.stdout
