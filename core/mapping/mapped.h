@@ -92,8 +92,10 @@ typedef struct tsr_mapped {
     void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
     tsr_tied tied;
     _Atomic(struct tsr_band *) bands[TSR_BANDS]; /* what was read of packed weights and is needed again (mapping_stored.c) */
-    bool has_checked_layers; /* AutoRound's extra_config names layers that are there (mapping_packed.c) */
-    bool drops_flattened;    /* what metadata states of the weights' classes and layers does not hold any more */
+    /* Layers of AutoRound's extra_config, by name (mapping_packed.c); NULL if they are not listed yet. */
+    const struct cJSON *const *layers;
+    size_t layer_count;
+    bool drops_flattened; /* what metadata states of the weights' classes and layers does not hold any more */
     /* For users: what the map leaves out, a name that an inverse guessed, and the like; and what has to change in config.json.
      * Their data is NULL if there is nothing to say. */
     tsr_str note, config_note;

@@ -8,6 +8,8 @@
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
+#include <stdlib.h>
+
 enum { MOST_STATE = 1 << 16, INDEX_STEP = 1 << 12 };
 
 /* Everything that is known while one entry is looked at. */
@@ -346,7 +348,6 @@ static tsr_status measure_gptq(search *s, const tsr_entry *index, uint64_t *colu
     return refuse(s, p->scale, "config.json does not state 2, 3, 4 or 8 bits", "");
 }
 
-#ifndef TSR_SMALL /* the browser's module has no room for them, and refuses them */
 static bool is_one_of(const char *text, const char *one, const char *other)
 {
     return text && (!strcmp(text, one) || !strcmp(text, other));
@@ -356,7 +357,12 @@ static bool is_one_of(const char *text, const char *one, const char *other)
  * auto_round/inference/backend.py, convert_model.py */
 static const char *packing_of(const search *s)
 {
+#ifdef TSR_SMALL /* the browser's module has no room for them, and refuses them */
+    (void)s;
+    return NULL;
+#else
     return strstr(word_of(s, "quant_method"), "auto-round") ? word_of(s, "packing_format") : NULL;
+#endif
 }
 
 static bool packs_as_awq(const char *packing)
@@ -371,56 +377,60 @@ static bool stores_zeros(const char *packing)
 }
 
 /* Refuses settings of layers that are not there under their names: patterns, and names that only transformers uses. */
-static tsr_status check_layer(const search *s, tsr_str name, const cJSON *own)
+static tsr_status check_layer(const search *s, const cJSON *own)
 {
     static const char *const stored[] = {".qweight", ".weight"};
     const tsr_entry *found = NULL;
     for (size_t i = 0; i < 2 && !found; i++)
-        TSR_TRY(tsr_companion_named(s->m->source, name, "", stored[i], s->text, &found, s->err));
+        TSR_TRY(tsr_companion_named(s->m->source, tsr_json_key_of(own), "", stored[i], s->text, &found, s->err));
     if (found || size_of(cJSON_GetObjectItemCaseSensitive(own, "bits")) > 8) return TSR_OK;
     return refuse(s, s->packed->scale, "no tensor has a name that extra_config of config.json states,", own->string);
 }
 
-/* Refuses what is packed in another way, and finds the settings of the layer in extra_config. */
+static int by_name(const void *a, const void *b)
+{
+    const cJSON *const *const x = a, *const *const y = b;
+    return tsr_str_compare(tsr_json_key_of(*x), tsr_json_key_of(*y));
+}
+
+/* Lists the layers that have settings of their own (extra_config), which mixed precision has for each of them. */
+static tsr_status list_layers(search *s)
+{
+    const cJSON *const settings = cJSON_GetObjectItemCaseSensitive(tsr_mapped_quantization(s->m), "extra_config"),
+                       *own = NULL;
+    const size_t count = (size_t)cJSON_GetArraySize(settings);
+    const cJSON **const layers = tsr_arena_array(s->m->own->arena, count, sizeof *layers, s->err);
+    if (!layers) return TSR_E_NOMEM;
+    size_t n = 0;
+    cJSON_ArrayForEach(own, settings)
+    {
+        TSR_TRY(check_layer(s, own));
+        layers[n++] = own;
+    }
+    if (count) qsort(layers, count, sizeof *layers, by_name);
+    s->m->layers = layers;
+    s->m->layer_count = count;
+    return TSR_OK;
+}
+
+/* Refuses what is packed in another way, and finds the settings of the layer. */
 static tsr_status find_layer(search *s, const char *packing)
 {
-    const tsr_str stem = {s->entry->fqn.data, s->entry->fqn.size - strlen(s->ending)};
-    const cJSON *own = NULL;
+    const size_t stem = s->entry->fqn.size - strlen(s->ending);
+    const tsr_str layer = {s->entry->fqn.data, stem ? stem - 1 : 0};
     const bool known = packs_as_awq(packing) || stores_zeros(packing) || is_one_of(packing, "auto", "") ||
                        is_one_of(packing, "auto_round:auto_gptq", "auto_round:gptq");
     if (!known) return refuse(s, s->packed->scale, "its packing_format is", packing);
-    cJSON_ArrayForEach(own, cJSON_GetObjectItemCaseSensitive(tsr_mapped_quantization(s->m), "extra_config"))
-    {
-        const tsr_str name = tsr_json_key_of(own);
-        if (!s->m->has_checked_layers) TSR_TRY(check_layer(s, name, own));
-        if (name.size + 1 == stem.size && tsr_str_starts(stem, name)) s->own = own;
+    if (!s->m->layers) TSR_TRY(list_layers(s));
+    for (size_t from = 0, to = s->m->layer_count; from < to && !s->own;) {
+        const size_t middle = from + (to - from) / 2;
+        const int order = tsr_str_compare(tsr_json_key_of(s->m->layers[middle]), layer);
+        if (order == 0) s->own = s->m->layers[middle];
+        else if (order < 0) from = middle + 1;
+        else to = middle;
     }
-    s->m->has_checked_layers = true;
     return TSR_OK;
 }
-#else
-static const char *packing_of(const search *s)
-{
-    (void)s;
-    return NULL;
-}
-
-static bool packs_as_awq(const char *packing)
-{
-    return packing != NULL;
-}
-
-static bool stores_zeros(const char *packing)
-{
-    return packing != NULL;
-}
-
-static tsr_status find_layer(search *s, const char *packing)
-{
-    (void)s, (void)packing;
-    return TSR_OK;
-}
-#endif
 
 static tsr_status open_gptq(search *s)
 {
