@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+from ended import leaving
 from harness import ROOT, Skip
 
 GOLDEN = os.path.join(ROOT, "tests", "golden", "megatron")
@@ -52,7 +53,7 @@ print(json.dumps({"weights": weights, "states": states, "iteration": loaded["ite
 
 def load(directory, path, store, script=LOAD, *more):
     env = dict(os.environ, PYTHONPATH=directory + ":" + os.path.dirname(GOLDEN), OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
-    p = subprocess.run([sys.executable, "-c", script, path, store, *more], env=env, capture_output=True, timeout=300)
+    p = subprocess.run([sys.executable, "-c", leaving(script), path, store, *more], env=env, capture_output=True, timeout=300)
     assert p.returncode == 0, p.stderr.decode()[-800:]
     return json.loads(p.stdout.splitlines()[-1])
 

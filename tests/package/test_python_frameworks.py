@@ -9,6 +9,7 @@ import sysconfig
 
 import torch
 from checks import Skip
+from ended import leaving
 from harness import ROOT
 from shell import check, made_once
 from test_python import INSTALLED, tessera
@@ -57,7 +58,7 @@ def python_with(module, *pins, deps=True):
 
 def run(t, python, program, *arguments, ranks=None):
     with open(t.at("program.py"), "w") as f:
-        f.write(program)
+        f.write(leaving(program))
     started = [python, *(["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []), t.at("program.py"), *map(str, arguments)]
     return check(*started, env={**os.environ, "PYTHONPATH": INSTALLED, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}, cwd=t.scratch)
 

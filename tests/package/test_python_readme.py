@@ -8,6 +8,7 @@ import sys
 
 import torch
 import torch.distributed.checkpoint as dcp
+from ended import leaving
 from harness import ROOT, SAMPLES
 from safetensors.torch import save_file
 from shell import check
@@ -122,6 +123,6 @@ def test_every_program_of_the_page_works(t):
         shutil.copytree(t.scratch, scene, ignore=shutil.ignore_patterns("program*"))
         lines = "".join(line + "\n" for line in text.splitlines() if "s3://" not in line)
         with open(os.path.join(scene, "program.py"), "w") as f:
-            f.write(BEFORE + given + lines + done)
+            f.write(leaving(BEFORE + given + lines + done))
         check(sys.executable, "program.py", cwd=scene, env={**os.environ, "PYTHONPATH": INSTALLED, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
     assert len(seen) == len(CASES) == len(texts)

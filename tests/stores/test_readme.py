@@ -10,6 +10,7 @@ import fake_s3
 import servers
 import test_python_writer
 from checks import ROOT, Skip, need, test
+from ended import leaving
 from harness import sample
 from test_hf import A, TOKEN
 from test_s3 import files_below
@@ -69,7 +70,7 @@ def test_readme_program_saves_to_a_bucket(t):
         (line,) = re.findall(r"^    (dcp\.async_save\(.*s3://bucket/.*)$", f.read(), re.M)
     with fake_s3.serving({}) as s:
         program = PROGRAM % (t.at("meeting"), line.replace("s3://bucket/", "s3://b/"))
-        p = subprocess.run([python["python"], "-c", program], env={**os.environ, **s.env(), "PYTHONPATH": python["package"]}, capture_output=True, text=True, timeout=300)
+        p = subprocess.run([python["python"], "-c", leaving(program)], env={**os.environ, **s.env(), "PYTHONPATH": python["package"]}, capture_output=True, text=True, timeout=300)
         need(p.returncode == 0, p.stderr[-1000:])
         need("run/step-2000/.metadata" in s.objects, sorted(s.objects))
         t.run("validate", "s3://b/run/step-2000", "--deep", env=s.env())

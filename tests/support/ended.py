@@ -4,8 +4,14 @@ import sys
 
 
 def leave(status=0):
-    """Ends the process without finalizing the interpreter: PyTorch's threads of the backward pass ask for the interpreter's lock while
-    it is finalized, and at times that aborts the process ("terminate called without an active exception")."""
+    """Ends the process without finalizing the interpreter: PyTorch's threads of the backward pass and of gloo ask for the interpreter's
+    lock while it is finalized, and at times that aborts the process ("terminate called without an active exception")."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def leaving(program):
+    """Returns the text of a program so that it leaves at its end if it has a group of gloo. With two ranks on a busy machine, one of five programs
+    without Tessera aborted."""
+    return f"{program}\nimport os, sys\nsys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)\n" if "gloo" in program else program
