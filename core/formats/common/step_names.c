@@ -107,7 +107,7 @@ tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step)
     static const char *const ranks[] = {"rank", "fsdp",  "optimizer", "model", "mp",     "tp",   "pp",    "dp",
                                         "ep",   "shard", "stage",     "node",  "worker", "host", "state", NULL};
     const bool has_label = end_of_label(name) != 0;
-    const tsr_str text = up_to_step(name), before = tsr_step_label(name);
+    const tsr_str text = up_to_step(name), before = before_number(text);
     const bool fits = tsr_number_at_end(text, step);
     if (!text.size || !tsr_is_digit(text.data[text.size - 1]) || (!has_label && is_version(name))) return TSR_STEP_NONE;
     if (!fits) *step = UINT64_MAX;
