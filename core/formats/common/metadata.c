@@ -85,10 +85,9 @@ static tsr_status check_bare(tsr_str key, tsr_str name, tsr_error *err)
     return TSR_OK;
 }
 
-/* Transformers joins names to the directory's path, so "./FILE" is the same file. */
-static tsr_str without_here(tsr_str name)
+tsr_str tsr_weight_file_name(tsr_str value)
 {
-    return tsr_str_starts(name, TSR_STR("./")) ? (tsr_str){name.data + 2, name.size - 2} : name;
+    return tsr_str_starts(value, TSR_STR("./")) ? tsr_str_after(value, 2) : value;
 }
 
 typedef struct reader {
@@ -139,7 +138,7 @@ static tsr_status read_weights(reader *r, const cJSON *object, tsr_weight_map *o
         TSR_TRY(tsr_json_expect(member, TSR_JSON_STRING, where, r->err));
         weights->key = tsr_arena_str(r->checkpoint->arena, tsr_json_key_of(member), r->err);
         if (!weights->key.data) return TSR_E_NOMEM;
-        weights->file_name = without_here(tsr_json_text_of(member));
+        weights->file_name = tsr_weight_file_name(tsr_json_text_of(member));
         TSR_TRY(find_file(r, weights));
     }
     return TSR_OK;

@@ -38,6 +38,8 @@ typedef struct tsr_weight_map {
     tsr_text_pairs texts; /* the members of `metadata` that are texts */
 } tsr_weight_map;
 
+/* The file that a value of `weight_map` names. Transformers joins it to the directory's path, so "./FILE" is FILE. */
+tsr_str tsr_weight_file_name(tsr_str value);
 /* Reads the index file checkpoint->files[0] into the checkpoint's arena. Fails with TSR_E_FORMAT if a file name contains a
  * path separator, "..", or a drive. Missing files and an invalid total_size become findings. */
 tsr_status tsr_weight_map_read(tsr_checkpoint *checkpoint, tsr_weight_map *out, tsr_error *err);

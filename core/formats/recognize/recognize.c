@@ -15,6 +15,7 @@
 #include "codec/json.h"
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
+#include "formats/common/metadata.h"
 #include "formats/safetensors/safetensors_reader.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
@@ -125,7 +126,8 @@ static tsr_status refuse_pointers(const recognizer *r, const cJSON *weights)
     enum { LARGEST_POINTER = 1024 };
     uint32_t last = TSR_NO_FILE;
     for (const cJSON *member = weights->child; member; member = member->next) {
-        const uint32_t file = cJSON_IsString(member) ? tsr_store_find(r->store, tsr_json_text_of(member)) : TSR_NO_FILE;
+        const uint32_t file =
+            cJSON_IsString(member) ? tsr_store_find(r->store, tsr_weight_file_name(tsr_json_text_of(member))) : TSR_NO_FILE;
         tsr_content content = {.foreign = NULL};
         if (file == TSR_NO_FILE || file == last) continue;
         if (r->store->files[file].size < LARGEST_POINTER) TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
@@ -145,7 +147,7 @@ static tsr_status kind_of(const recognizer *r, const cJSON *weights, const tsr_f
     *any = true;
     for (const cJSON *member = weights->child; member; member = member->next) {
         if (!cJSON_IsString(member)) continue; /* the reader will report it */
-        const tsr_str name = tsr_json_text_of(member);
+        const tsr_str name = tsr_weight_file_name(tsr_json_text_of(member));
         const uint32_t file = tsr_store_find(r->store, name);
         if (file != TSR_NO_FILE) {
             tsr_content content;
