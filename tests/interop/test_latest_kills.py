@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MOMENTS = ("before", "in the middle of", "after")
 
 
-def check(t, framework, python):
+def check(t, framework, python, least=3):
     library, run = t.at("kill_at_call.so"), t.at("run")
     subprocess.run(["cc", "-shared", "-fPIC", os.path.join(HERE, "kill_at_call.c"), "-ldl", "-o", library], check=True)
     os.makedirs(run)
@@ -30,7 +30,7 @@ def check(t, framework, python):
         old = saver.stdout.readline().rstrip("\n")
         assert old, open(t.at("log"), errors="replace").read()[-3000:]
         count, verdict = ask(0, 0)
-        assert verdict == "equal" and int(count) >= 2, (count, verdict)  # the file is created and written
+        assert verdict == "equal" and int(count) >= least, (count, verdict)
         cases = [(number, moment) for number in range(1, int(count) + 1) for moment in range(3)]
         if not os.environ.get("TSR_TEST_FULL"):
             cases = cases[::max(1, len(cases) // 12)]
@@ -69,4 +69,4 @@ def test_killed_saves_of_accelerate(t):
 
 
 def test_killed_saves_of_lightning(t):
-    check(t, "lightning", frameworks("lightning"))
+    check(t, "lightning", frameworks("lightning"), least=2)  # it opens the file and writes once
