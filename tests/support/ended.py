@@ -1,4 +1,5 @@
 """The end of a process that ran PyTorch."""
+import inspect
 import os
 import sys
 
@@ -12,6 +13,6 @@ def leave(status=0):
 
 
 def leaving(program):
-    """Returns the text of a program so that it leaves at its end if it has a group of gloo. With two ranks on a busy machine, one of five programs
-    without Tessera aborted."""
-    return f"{program}\nimport os, sys\nsys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)\n" if "gloo" in program else program
+    """Returns the text of a program so that it leaves at its end if it has a group of gloo. With two ranks on a busy machine, 6 of 32 runs of
+    one without Tessera aborted."""
+    return f"{program}\nimport os, sys\n{inspect.getsource(leave)}leave()\n" if "gloo" in program else program
