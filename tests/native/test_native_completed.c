@@ -88,16 +88,24 @@ static void test_native_completed__files_of_others_count_where_no_marker_tells_t
     expect(false, "'more.safetensors' is not written by it");
 }
 
+/* Opens "out" and the one file of 4 bytes that is compared with what is written. */
+static tsr_output *opened(const char *name, uint32_t *file)
+{
+    tsr_output *output;
+    tsr_error err = {0};
+    assert_int_equal(tsr_completed_open(&native.host, scratch_path("out"), &output, &err), TSR_OK);
+    assert_int_equal(output->create(output, tsr_str_from(name), 4, file, &err), TSR_OK);
+    return output;
+}
+
 static void test_native_completed__a_file_is_not_a_directory(void **state)
 {
     (void)state;
-    tsr_output *output;
     tsr_error err = {0};
     uint32_t file;
     scratch_write("out", "text", 4);
     expect(true, "it is a single file");
-    assert_int_equal(tsr_completed_open(&native.host, scratch_path("out"), &output, &err), TSR_OK);
-    assert_int_equal(output->create(output, TSR_STR(""), 4, &file, &err), TSR_OK);
+    tsr_output *output = opened("", &file);
     assert_int_equal(output->write_at(output, file, 0, "text", 4, &err), TSR_OK);
     assert_int_equal(output->publish(output, TSR_NO_FILE, &err), TSR_OK);
     uint64_t bytes;
@@ -110,20 +118,17 @@ static void test_native_completed__a_file_is_not_a_directory(void **state)
 static void test_native_completed__a_file_that_vanishes_is_missing(void **state)
 {
     (void)state;
-    tsr_output *output;
     tsr_error err = {0};
     uint32_t data;
     scratch_write("out/data", "head", 4);
-    assert_int_equal(tsr_completed_open(&native.host, scratch_path("out"), &output, &err), TSR_OK);
-    assert_int_equal(output->create(output, TSR_STR("data"), 4, &data, &err), TSR_OK);
+    tsr_output *output = opened("data", &data);
     assert_int_equal(unlink(scratch_path("out/data")), 0);
     assert_int_equal(output->write_at(output, data, 0, "head", 4, &err), TSR_E_EXISTS);
     assert_non_null(strstr(err.message, "'data' is missing"));
     output->close(output);
     scratch_write("out/data", "head", 4);
     err = (tsr_error){0};
-    assert_int_equal(tsr_completed_open(&native.host, scratch_path("out"), &output, &err), TSR_OK);
-    assert_int_equal(output->create(output, TSR_STR("data"), 4, &data, &err), TSR_OK);
+    output = opened("data", &data);
     assert_int_equal(unlink(scratch_path("out/data")), 0);
     assert_int_equal(symlink("data", scratch_path("out/data")), 0); /* a file that cannot be opened */
     assert_int_not_equal(output->write_at(output, data, 0, "head", 4, &err), TSR_OK);
