@@ -370,7 +370,7 @@ def test_request_checksums_that_a_server_refuses_are_left_out(t):
         with serving({}, lambda h, key, count: h.command == "PUT" and h.error(status, code)) as s:
             p = t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", status=2, env=s.env())
             need(code.encode() in p.stderr and b"refuses checksums" not in p.stderr, p.stderr)
-        # One that took a checksum before, of what is written before the metadata, refuses something else.
+        # This one has accepted the checksums of the data files. When it refuses the metadata, checksums are not the reason.
         with serving({}, lambda h, key, count: h.command == "PUT" and key.endswith(".metadata") and "x-amz-checksum-crc32" in h.headers and h.error(status, code)) as s:
             p = t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", status=2, env=s.env())
             need(code.encode() in p.stderr and b"refuses checksums" not in p.stderr, p.stderr)

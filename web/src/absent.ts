@@ -23,8 +23,8 @@ export interface OpenedFiles {
   readonly found: FindingsDocument;
 }
 
-/** While the checkpoint is opened, which examines items of some tensors, it reads as zeros. They are no item, and like every item that
- *  cannot be read they are reported when the tensor is read. Later nothing of it can be read. */
+/** Opening a checkpoint examines the items of some tensors. Until it is open, an absent file reads as zeros, which are not an item; items that
+ *  cannot be read are reported only when their tensor is read. Once the checkpoint is open, reading the file is an error. */
 const standIn = (name: string, isOpen: () => boolean): SourceFile => ({ name, size: STAND_IN_BYTES, read: (_, into) => {
   if (isOpen()) throw new Error(`${name} is absent`);
   into.fill(0);
