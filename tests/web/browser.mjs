@@ -58,6 +58,11 @@ export async function pick(page, target) {
   await chooser.setFiles(target);
 }
 
+/** Returns the rows of the tree when all of them have arrived from the worker. Until then they are drawn without text. */
+export async function rowsIn(page, selector = "") {
+  await page.waitForFunction(() => document.querySelector("[role=treegrid][aria-busy=false] .window") && !document.querySelector(".window [aria-busy=true]"));
+  return page.locator(`.window .row${selector}`);
+}
+
 /** Returns every row that is drawn, as text. */
-export const rowsOf = (page) => page.locator('[role="treegrid"] .window [role="row"]').evaluateAll((rows) => rows
-  .map((r) => [...r.children].map((c) => c.textContent.trim()).join(" | ")));
+export const rowsOf = async (page) => (await rowsIn(page)).evaluateAll((rows) => rows.map((r) => [...r.children].map((c) => c.textContent.trim()).join(" | ")));

@@ -4,7 +4,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, samples } from "./browser.mjs";
+import { pick, root, rowsIn, samples } from "./browser.mjs";
 import { diffOf } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { count, made } from "./product.mjs";
@@ -129,11 +129,10 @@ async function testTogether(page, context, url, at) {
 
 /** The relative error and the cosine of whole tensors, in their rows. */
 async function testMeasures(page, at, { measured }) {
-  const rows = () => page.locator(".window .row").evaluateAll((list) => list.filter((r) => r.style.transform).map((r) => ({ y: Number(/translateY\((.*)px/.exec(r.style.transform)[1]), cells: [...r.children].map((c) => c.textContent.trim()) })).sort((p, q) => p.y - q.y).map(({ cells }) => [cells[0], ...cells.slice(-2)]));
+  const rows = async () => (await rowsIn(page)).evaluateAll((list) => list.filter((r) => r.style.transform).map((r) => ({ y: Number(/translateY\((.*)px/.exec(r.style.transform)[1]), cells: [...r.children].map((c) => c.textContent.trim()) })).sort((p, q) => p.y - q.y).map(({ cells }) => [cells[0], ...cells.slice(-2)]));
   const order = async (name) => {
     await page.getByRole("columnheader", { name }).getByRole("button").click();
     await page.locator(`[role=columnheader][aria-sort]:not([aria-sort=none])`, { hasText: name }).waitFor();
-    await page.locator(".grid[aria-busy=false] .window .row .text").first().waitFor(); // the rows follow the header
     return (await rows()).map(([fqn]) => fqn).filter((fqn) => fqn !== "equal").join(" ");
   };
   await test("rows of changed tensors have the relative error and the cosine that PyTorch computes, NaN first", async () => {

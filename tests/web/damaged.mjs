@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root } from "./browser.mjs";
+import { pick, root, rowsIn } from "./browser.mjs";
 import { holding } from "./current.mjs";
 import { chosenFiles, clearChosen, lendPlaces, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
@@ -36,7 +36,7 @@ assert got and all(torch.equal(t, want[n]) for n, t in got.items())
 print(*sorted(got))
 `;
 
-const namesIn = (page) => page.locator(".window .row .text").allTextContents();
+const namesIn = async (page) => (await rowsIn(page, " .text")).allTextContents();
 const banner = (page) => page.getByRole("status", { name: "Damaged file" });
 
 async function expectWritten(page, scratch, whole, names) {

@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, samples } from "./browser.mjs";
+import { pick, rowsIn, samples } from "./browser.mjs";
 import { clearChosen, chosenFiles, diffOf, expectSame, filesBelow, lendPlaces, native } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { filter } from "./truth.mjs";
@@ -59,7 +59,7 @@ function marksOf({ changed, added, removed, renamed }) {
 
 /** Returns the rows that are drawn, with whole names: those of a tree are without what their groups say. */
 async function rowsWithNames(page) {
-  const rows = await page.getByRole("treegrid", { name: "Comparison" }).locator(".window .row").evaluateAll((list) => list.filter((r) => r.querySelector(".text")).sort((a, b) => a.ariaRowIndex - b.ariaRowIndex)
+  const rows = await (await rowsIn(page)).evaluateAll((list) => list.sort((a, b) => a.ariaRowIndex - b.ariaRowIndex)
     .map((r) => [Number(r.ariaLevel), r.querySelector(".text").textContent, ...[...r.querySelectorAll(".change, .side")].map((c) => c.textContent.trim())]));
   const groups = [];
   return rows.map(([level, text, ...cells]) => {

@@ -3,6 +3,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
+import { rowsIn } from "./browser.mjs";
 import { takePickers } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { lendDirectory } from "./opening.mjs";
@@ -168,7 +169,7 @@ async function testEntryByKeys(page) {
   });
   await test("columns sort", async () => {
     await tabTo(page, /^dtype/, "Shift+Tab");
-    const order = async () => (await page.locator(".window .row .text").allTextContents()).join();
+    const order = async () => (await (await rowsIn(page, " .text")).allTextContents()).join();
     await press(page, "Enter");
     await page.waitForFunction(() => [...document.querySelectorAll(".window .row .text")].map((e) => e.textContent).join() === "big,one,two");
     await press(page, "Enter");

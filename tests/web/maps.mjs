@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { allowWorkers, pick, root } from "./browser.mjs";
+import { allowWorkers, pick, root, rowsIn } from "./browser.mjs";
 import { diffOf, native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, open, openSample, showExports } from "./views.mjs";
@@ -143,7 +143,7 @@ async function testCompare(page, { titan, hf, altered, few }) {
   });
   await test("Compare: rows, filters and the entry have the names, shapes and values that the map makes", async () => {
     await filtered(page, "is:only-a", "1 match"); // the other one is renamed
-    const names = async () => (await page.locator(".window .row").allInnerTexts()).join(" ");
+    const names = async () => (await (await rowsIn(page)).allInnerTexts()).join(" ");
     check(/down_proj/.test(await names()) && !/feed_forward|attention\./.test(await names()), await names());
     await filtered(page, "is:renamed", "1 match");
     await page.locator(".mark.renamed", { hasText: "renamed to model.layers.2.mlp.raised.weight; values differ" }).waitFor();

@@ -4,7 +4,7 @@ import fs from "node:fs";
 import http from "node:http";
 import os from "node:os";
 import path from "node:path";
-import { pick, rowsOf, samples, view } from "./browser.mjs";
+import { pick, rowsIn, rowsOf, samples, view } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo, open, openSample } from "./views.mjs";
@@ -24,7 +24,7 @@ export function made(directory, name, tensors) {
 export const count = (n, of = (i) => i) => Array.from({ length: n }, (_, i) => of(i));
 const weight = (n) => ["float32", [n, 4], count(n * 4)];
 
-const names = (page) => page.locator(".window .row .text").allTextContents();
+const names = async (page) => (await rowsIn(page, " .text")).allTextContents();
 const filter = async (page, text, says) => {
   await page.getByLabel("Filter").fill(text);
   await page.locator(".filter [role=status][aria-busy=false]", { hasText: says }).waitFor({ state: "attached" });

@@ -3,7 +3,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, samples } from "./browser.mjs";
+import { pick, root, rowsIn, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 
 const native = path.join(root, "build/release/bin/tessera");
@@ -55,9 +55,9 @@ async function testNumbers(page, target) {
   if (summary.bytes > 0) check(about.split(" · ").includes(sizeText(summary.bytes)), `'${about}' does not have ${sizeText(summary.bytes)}`);
   if (dtypes.length) check(named.filter((text) => dtypes.includes(text)).length === Math.min(2, dtypes.length) && (dtypes.length < 3 || about.endsWith(` and ${dtypes.length - 2} more`)), `'${about}' for ${dtypes}`);
   const left = entries.map((e) => [e.fqn, e.kind === "tensor" && !e.per_rank ? `${e.shape.length ? e.shape.join(" × ") : "scalar"} | ${e.dtype} | ${sizeText(e.bytes)}` : undefined, e.per_rank ? "per rank" : e.kind]);
-  for (const text of await page.locator(".window .row:not(.group)").evaluateAll((rows) => rows.filter((r) => r.children.length > 3).map((r) => [r.querySelector(".text")?.textContent, [...r.children].slice(1, 4).map((c) => c.textContent.trim()).join(" | ")]))) {
+  for (const text of await (await rowsIn(page, ":not(.group)")).evaluateAll((rows) => rows.map((r) => [r.querySelector(".text").textContent, [...r.children].slice(1, 4).map((c) => c.textContent.trim()).join(" | ")]))) {
     const [name, cells] = text, at = left.findIndex(([fqn, want, kind]) => (shown(fqn || "(empty name)") === name || shown(fqn).endsWith(`.${name}`)) && (want === undefined ? cells.split(" | ").some((cell) => cell.endsWith(kind)) : want === cells));
-    check(at >= 0 || name === undefined, `the row '${name} | ${cells}' is of no entry: ${JSON.stringify(left.filter(([fqn]) => shown(fqn).endsWith(name)))}`);
+    check(at >= 0, `the row '${name} | ${cells}' is of no entry: ${JSON.stringify(left.filter(([fqn]) => shown(fqn).endsWith(name)))}`);
     left.splice(at, 1);
   }
   await page.getByLabel("Filter").fill("kind:tensor");

@@ -5,7 +5,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { filesOf } from "../../wasm/node.js";
 import { Tessera } from "../../wasm/tessera.js";
-import { allowWorkers, PATIENCE, pick, root, samples } from "./browser.mjs";
+import { allowWorkers, PATIENCE, pick, root, rowsIn, samples } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { load } from "./pure.mjs";
@@ -189,7 +189,7 @@ async function comparedWhole(page) {
 /** True for the last of three workers that begin. */
 const manyWorkers = (left = 3) => () => --left === 0;
 
-const rowsShown = async (page) => (await page.locator(".window .row").allInnerTexts()).join("\n");
+const rowsShown = async (page) => (await (await rowsIn(page)).allInnerTexts()).join("\n");
 
 async function testPage({ context, url }, { a, b, short }) {
   const shown = [], started = []; // as many measure the changed tensors as compared

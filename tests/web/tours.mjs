@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { launch } from "./browser.mjs";
+import { launch, rowsIn } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { count, made } from "./product.mjs";
 import { goTo, openSample, READY } from "./views.mjs";
@@ -50,7 +50,7 @@ async function testListByTouch(page, scratch) {
     // The list must have come to rest, and the row be visible, or the tap scrolls to it.
     await page.waitForFunction(() => { const { scrollTop } = document.querySelector(".grid"), rests = scrollTop === globalThis.before; globalThis.before = scrollTop; return rests; }, undefined, { polling: 300 });
     const at = await page.locator(".grid").evaluate((e) => e.scrollTop), top = await page.locator(".grid").evaluate((e) => e.getBoundingClientRect().top);
-    const shown = await page.locator(".window .row:not(.group)").evaluateAll((rows, from) => rows.findIndex((r) => r.getBoundingClientRect().top > from), top + 100);
+    const shown = await (await rowsIn(page, ":not(.group)")).evaluateAll((rows, from) => rows.findIndex((r) => r.getBoundingClientRect().top > from), top + 100);
     const row = page.locator(".window .row:not(.group)").nth(shown), name = await row.locator(".text").textContent();
     await row.tap();
     await page.locator("aside[aria-label=Entry] table.values").waitFor();
@@ -146,7 +146,7 @@ async function testNames(page) {
     await page.getByLabel("Filter").fill("");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^$/ }).waitFor({ state: "attached" });
     const grid = page.getByRole("treegrid", { name: "Entries" });
-    const columns = await grid.getByRole("columnheader").allTextContents(), rows = await grid.locator(".window [role=row]").evaluateAll((l) => l.map((r) => ({ text: r.textContent, level: r.ariaLevel, expanded: r.ariaExpanded, index: Number(r.getAttribute("aria-rowindex")), cells: r.querySelectorAll("[role=gridcell]").length })));
+    const columns = await grid.getByRole("columnheader").allTextContents(), rows = await (await rowsIn(page)).evaluateAll((l) => l.map((r) => ({ text: r.textContent, level: r.ariaLevel, expanded: r.ariaExpanded, index: Number(r.getAttribute("aria-rowindex")), cells: r.querySelectorAll("[role=gridcell]").length })));
     check(columns.length === 5 && columns.every((text) => /\w/.test(text)) && rows.every((r) => r.cells === 5 && Number(r.level) >= 1), JSON.stringify({ columns, rows }));
     check(new Set(rows.map((r) => r.index)).size === rows.length && rows.some((r) => r.expanded === "true") && rows.some((r) => r.expanded === null), JSON.stringify(rows));
     check(Number(await grid.getAttribute("aria-rowcount")) >= rows.length + 1, "it has more rows than it says");

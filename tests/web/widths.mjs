@@ -1,6 +1,6 @@
 /** What has no room is not lost: it wraps, or an edge shows that there is more beyond it. */
 import path from "node:path";
-import { pick, samples } from "./browser.mjs";
+import { pick, rowsIn, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
@@ -66,7 +66,7 @@ async function testPhone(page) {
     const measure = page.locator(".window .row:not(.group) .measure", { hasText: /\d/ }).first(), label = (number) => number.evaluate((e) => getComputedStyle(e, "::before").content);
     await measure.waitFor();
     check(await label(delta) === '"max "' && await label(measure) === '"rel. "', `nothing says what the numbers are: ${await label(delta)}, ${await label(measure)}`);
-    const cut = await page.locator(".window .row:not(.group) :is(.change, .delta, .measure)").evaluateAll((cells) => cells.filter((c) => c.scrollWidth > c.clientWidth).map((c) => c.textContent));
+    const cut = await (await rowsIn(page, ":not(.group) :is(.change, .delta, .measure)")).evaluateAll((cells) => cells.filter((c) => c.scrollWidth > c.clientWidth).map((c) => c.textContent));
     check(cut.length === 0, `cut off: ${cut.join(", ")}`);
   });
 }

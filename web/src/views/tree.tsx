@@ -177,7 +177,7 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     const row = model.lists.row(outline, i);
     const selected = row?.entry !== undefined && row.entry === model.selected?.entry && (outline === "compare") === (model.selected.compared !== undefined);
     rows.push(
-      <div key={i % pool} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
+      <div key={i % pool} id={`${outline}-${i}`} role="row" aria-rowindex={i + 2} aria-level={row?.depth ?? 1} aria-busy={row === undefined} {...(row?.group ? { "aria-expanded": row.open } : {})} aria-selected={selected}
         class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
         style={{ transform: `translateY(${i * HEIGHT - top}px)`, "--depth": String(row?.depth ?? 1) }}
         onClick={() => { model.lists.setCursor(outline, i); if (row) choose(row); }}>
