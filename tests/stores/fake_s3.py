@@ -4,6 +4,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import itertools
 import re
 import time
 import urllib.parse
@@ -31,6 +32,7 @@ class Server(http_serving.Server):
         self.keys = keys or {ID: (SECRET, None)}
         self.counts, self.active, self.most = {}, 0, 0
         self.uploads, self.done, self.loses, self.knows_conditions = {}, [], lambda handler: False, True
+        self.numbers = itertools.count()  # of uploads
         self.condition = "If-None-Match", "*"
         self.declared = set()  # the uploads whose parts have checksums
         self.summed = {}  # the objects that were written with a checksum, which S3 then states: {key: bytes}
@@ -189,7 +191,7 @@ class Handler(http_serving.Handler):
             more = f"<NextPartNumberMarker>{(numbers[:s.page] or [0])[-1]}</NextPartNumberMarker><IsTruncated>{str(len(numbers) > s.page).lower()}</IsTruncated>"
             return 200, None, f"<ListPartsResult>{more}{found}</ListPartsResult>".encode(), {}
         if self.operation == "CreateMultipartUpload":
-            name = f"upload-{len(s.done)}"
+            name = f"upload-{next(s.numbers)}"
             s.uploads[name] = (key, {})
             s.declared.update([name] if self.headers.get("x-amz-checksum-algorithm") == "CRC32" else [])
             return 200, None, f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>".encode(), {}
