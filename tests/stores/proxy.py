@@ -24,8 +24,12 @@ class Proxy(http_serving.Server):
 
 class Handler(http_serving.Handler):
     def do_GET(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        size = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(size)
         if self.server.trouble(self):
+            return
+        if len(body) < size:  # The client was killed. The server behind would wait for the rest.
+            self.close_connection = True
             return
         body = self.server.damages(self, body, True)
         connection = http.client.HTTPConnection(self.server.behind)

@@ -46,12 +46,12 @@ def sleeps(process):
 
 def is_settled(t, s):
     """Returns a function that says whether the program waits for nothing but the requests that are never answered: for a second
-    the server has answered nothing else, no thread of the program has done anything, and its journal has not grown."""
+    nothing else has arrived at the server, no thread of the program has done anything, and its journal has not grown."""
     seen = {"sizes": {}, "since": 0}
 
     def enough(process, held):
         sizes = {n: os.path.getsize(t.at(n)) for n in os.listdir(t.directory) if n.endswith(".1-of-1")}
-        if not sizes or seen["sizes"] != sizes or s.active != len(held) or not sleeps(process):
+        if not sizes or seen["sizes"] != sizes or s.active != len(held) or not s.is_idle(held) or not sleeps(process):
             seen.update(sizes=sizes, since=time.monotonic())
         return time.monotonic() - seen["since"] > 1
     return enough

@@ -124,6 +124,7 @@ def test_state_dict_killed_at_every_write(t):
             ended = not reached.is_set()
             p.kill()
             _, err = p.communicate()
+            s.wait_for_ended_clients()
             need(not ended or p.returncode == 0, err.decode())
             whole = [k for k, files in enumerate((old, new)) if files.items() <= s.objects.items()]
             need(len(whole) == 1, f"write {at}: {sorted(s.objects)}")

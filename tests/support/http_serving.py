@@ -2,6 +2,8 @@
 import contextlib
 import http.server
 import re
+import select
+import socket
 import sys
 import threading
 import time
@@ -43,17 +45,46 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     """`asked`: what a handler notes of each request, under `lock`. `ahead`: by how many seconds the clock is, in Date. `wrap`: makes TLS's socket
-    from the server's."""
+    from the server's. `connections`: those that are open, {socket: address of the client}."""
     daemon_threads = True
     request_queue_size = 1024  # Of connections beyond it nothing is heard for a second or more, and a program seems to have stopped.
     ahead = 0
 
     def __init__(self, handler, host="127.0.0.1", wrap=None):
         self.asked, self.lock = [], threading.Lock()
+        self.connections, self.changed = {}, threading.Condition()
         super().__init__((host, 0), handler)
         if wrap:
             self.socket = wrap(self.socket)
         self.url = f"{'https' if wrap else 'http'}://{host}:{self.server_address[1]}"
+
+    def process_request(self, request, client_address):
+        with self.changed:
+            self.connections[request] = client_address
+            self.changed.notify_all()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        with self.changed:
+            self.connections.pop(request, None)
+            self.changed.notify_all()
+        super().shutdown_request(request)
+
+    def is_idle(self, held=()):
+        """Whether nothing has arrived that no handler has read: no connection, and no byte on the connections but those of the handlers in `held`."""
+        with self.changed:
+            waiting = [self.socket, *(self.connections.keys() - {handler.connection for handler in held})]
+            return not select.select(waiting, [], [], 0)[0]
+
+    def wait_for_ended_clients(self, others=()):
+        """Returns when whatever was sent by clients that have ended is dealt with, also on connections that had not been accepted yet. Clients
+        whose addresses are in `others` may stay connected."""
+        with socket.create_connection(self.server_address[:2]) as last:  # connections are accepted in the order in which they were made
+            with self.changed:
+                accepted = self.changed.wait_for(lambda: last.getsockname() in self.connections.values(), 60)
+        with self.changed:
+            if not accepted or not self.changed.wait_for(lambda: not set(self.connections.values()) - set(others), 60):
+                raise TimeoutError(f"connections of clients that have ended are still open after a minute: {self.connections}")
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exc_info()[1], ConnectionError):  # programs that end, or that are killed
