@@ -91,6 +91,28 @@ class Server(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class Together:
+    """Requests of which `least` have to be under way at the same time. They are held back until that many are, so that it does not depend on the
+    machine whether they are seen together, and then for a moment in which more of them would be seen. Where a client waits for some before it
+    sends others, `patience` is for how many seconds no other may come before they are answered all the same. `most`: how many there were."""
+
+    def __init__(self, least, patience=60):
+        self.least, self.patience, self.now, self.most, self.come, self.changed = least, patience, 0, 0, 0, threading.Condition()
+
+    def hold(self):
+        with self.changed:
+            self.now, self.come = self.now + 1, self.come + 1
+            self.most = max(self.most, self.now)
+            self.changed.notify_all()
+            come = None
+            while self.most < self.least and come != self.come:
+                come = self.come
+                self.changed.wait_for(lambda: self.most >= self.least or come != self.come, self.patience)
+        time.sleep(0.05)
+        with self.changed:
+            self.now -= 1
+
+
 @contextlib.contextmanager
 def running(*servers):
     for s in servers:
