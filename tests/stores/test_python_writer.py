@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
+import proxy
 import servers
 from checks import Skip, need, test
 from fake_s3 import serving
@@ -71,17 +73,18 @@ class Ranks:
         self.log.close()
         need(is_over, "the ranks do not end")
 
-    def ask(self, ranks, job):
+    def ask(self, ranks, job, meanwhile=lambda: None):
         for process in ranks:
             process.stdin.write(json.dumps({"world": self.world, **job}) + "\n")
             process.stdin.flush()
+        meanwhile()
         lines = [process.stdout.readline() for process in ranks]
         return [json.loads(line) if line else None for line in lines]
 
-    def save(self, key, k, **job):
-        """Returns one answer for each rank. Its "failed" is why the rank failed, or None if it did not. The whole answer is
+    def save(self, key, k, meanwhile=lambda: None, **job):
+        """Calls `meanwhile` while the ranks save. Returns one answer for each rank. Its "failed" is why the rank failed, or None if it did not. The whole answer is
         None if the rank was killed."""
-        return self.ask(self.ranks[:-1], {"do": "save", "url": f"{self.place.url}/{key}", "k": k, **job})
+        return self.ask(self.ranks[:-1], {"do": "save", "url": f"{self.place.url}/{key}", "k": k, **job}, meanwhile)
 
     def saved(self, key, k, **job):
         """Saves, and returns the objects below the key and the findings of `check`. Both readers must find step `k`:
@@ -193,11 +196,20 @@ def test_writer_of_safetensors_when_a_rank_raises(t):
 
 def check_when_a_rank_is_killed(t, rows, **form):
     """rows: of which more than one part is complete when the rank is killed."""
-    with bucket(servers.moto) as (place, client):
+    with bucket(servers.moto) as (place, client), proxy.before(place.env["AWS_ENDPOINT_URL"]) as server:
+        place.env["AWS_ENDPOINT_URL"] = server.url
+
+        def let_it_die():
+            until = time.monotonic() + 120
+            while not uploads_left(client) and time.monotonic() < until:
+                time.sleep(0.05)
+            open(t.at("dies"), "w").close()
+
         with Ranks(t, place, RANKS_DIE="yes") as ranks:
             before, _ = ranks.saved("ck", 3, options=form, rows=rows)
-            done = ranks.save("ck", 4, fault="kill", faulty=1, options={"overwrite": True, **form}, rows=rows)
+            done = ranks.save("ck", 4, let_it_die, fault="kill", faulty=1, when=t.at("dies"), options={"overwrite": True, **form}, rows=rows)
             need(done[1] is None and all(one["failed"] for one in (done[0], done[2])), f"{done}")
+        server.wait_for_ended_clients()
         need(place.below("ck/") == before and uploads_left(client), f"{sorted(place.below('ck/'))} {uploads_left(client)}")
         other = client.create_multipart_upload(Bucket=BUCKET, Key="ck/somebody's.distcp")["UploadId"]
         with Ranks(t, place) as ranks:
@@ -231,7 +243,7 @@ def check_killed_at_every_request(t, **form):
                 count, ready = [0], threading.Event()
 
                 def trouble(handler, *_):
-                    ready.wait(10)
+                    ready.wait()
                     with handler.server.lock:
                         count[0] += 1
                         is_point = count[0] == at
@@ -240,12 +252,14 @@ def check_killed_at_every_request(t, **form):
                         handler.close_connection = True
                     return is_point
 
+                others = list(s.connections.values())
                 pid, s.trouble = [], trouble
                 child.stdin.write(json.dumps({"do": "child", "url": "s3://b/ck", "k": k, "rows": 1100, "options": options}) + "\n")
                 child.stdin.flush()
                 pid.append(json.loads(child.stdout.readline())["child"])
                 ready.set()
                 ended = json.loads(child.stdout.readline())["ended"]
+                s.wait_for_ended_clients(others)
                 s.trouble = lambda *_: False
                 return ended
 

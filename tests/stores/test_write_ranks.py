@@ -125,15 +125,16 @@ def test_ranks_share_the_uploads(t):
 
 def kill_one(t, s, ranks, which, is_point, args):
     """Kills the rank with number `which` when a request comes for which `is_point` holds."""
-    reached = threading.Event()
+    reached, over = threading.Event(), threading.Event()
 
     def trouble(handler, *_):
-        if is_point(handler) and not reached.is_set():
-            reached.set()
+        with s.lock:
+            is_first = is_point(handler) and not reached.is_set()
+            reached.set() if is_first else None
+        if is_first:
+            over.wait(180)
             handler.close_connection = True
-            threading.Event().wait(2)
-            return True
-        return False
+        return is_first
 
     s.trouble = trouble
     p = start(t, ranks, s.env(), *args)
@@ -142,6 +143,8 @@ def kill_one(t, s, ranks, which, is_point, args):
     need(len(children) == ranks, f"{children}")
     os.kill(int(children[which]), signal.SIGKILL)
     _, err = p.communicate(timeout=120)
+    over.set()
+    s.wait_for_ended_clients()
     s.trouble = lambda *a: False
     need(p.returncode, f"mpirun succeeded: {err}")
 

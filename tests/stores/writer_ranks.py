@@ -53,11 +53,11 @@ def of_safetensors(job):
 
 
 class Planner(dcp.DefaultSavePlanner):
-    """Raises an exception, or kills its process, on one rank when it is asked for its last tensor."""
+    """Raises an exception, or kills its process when the file `when` is there, on one rank when it is asked for its last tensor."""
 
-    def __init__(self, what, rank):
+    def __init__(self, what, rank, when):
         super().__init__()
-        self.what, self.rank, self.left = what, rank, None
+        self.what, self.rank, self.when, self.left = what, rank, when, None
 
     def finish_plan(self, plan):
         plan = super().finish_plan(plan)
@@ -69,7 +69,8 @@ class Planner(dcp.DefaultSavePlanner):
         if self.left == 0 and dist.get_rank() == self.rank:
             if self.what == "raise":
                 raise ArithmeticError("rank fails on purpose")
-            time.sleep(2)  # By then the server has begun an upload.
+            while not os.path.exists(self.when):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().resolve_data(item)
 
@@ -83,7 +84,7 @@ def save(job):
         rank, port = int(os.environ["RANK"]), os.environ["PORT"]
         dist.init_process_group("gloo", rank=rank, world_size=job["world"], init_method=f"tcp://127.0.0.1:{port}")
     state = state_of(job, job["k"], init_device_mesh("cpu", (job["world"],)))
-    planner = Planner(job.get("fault"), job.get("faulty", -1))
+    planner = Planner(job.get("fault"), job.get("faulty", -1), job.get("when"))
     try:
         writer = tessera.torch.StorageWriter(job["url"], **job.get("options", {}))
         if job.get("is_async"):
