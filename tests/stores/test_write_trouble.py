@@ -158,8 +158,8 @@ def test_write_what_was_written_is_read_back(t):
         need("read back" in text and not s.objects, f"{text} {list(s.objects)}")
 
 
-def start(t, s, *args):
-    return subprocess.Popen([t.path, *args], env={**os.environ, **s.env()}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def start(t, s, *args, **env):
+    return subprocess.Popen([t.path, *args], env={**os.environ, **s.env(), **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 @test
@@ -184,33 +184,71 @@ def test_write_a_signal_aborts_the_uploads(t):
             p.stderr.close()
 
 
+def says_that_it_locks(t):
+    """A library that makes a file `locks` when the thread that acts on a signal has the lock, with which it keeps a publication from ending. With
+    LATE it makes it before, and lets all other threads be a second faster."""
+    library = t.at("says_that_it_locks.so")
+    code = """#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+int pthread_mutex_timedlock(pthread_mutex_t *lock, const struct timespec *until)
+{
+    int (*real)(pthread_mutex_t *, const struct timespec *) = dlsym(RTLD_NEXT, "pthread_mutex_timedlock");
+    const int result = getenv("LATE") ? 0 : real(lock, until);
+    close(open(getenv("LOCKS"), O_CREAT | O_WRONLY, 0600));
+    return getenv("LATE") ? sleep(1), real(lock, until) : result;
+}
+"""
+    subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-ldl", "-o", library], input=code.encode(), check=True)
+    return {"LD_PRELOAD": library, "LOCKS": t.at("locks")}
+
+
+def end_while_it_is_published(t, there, key, *args, **env):
+    """Ends a run by a signal when it writes this object, which is carried out after the run has noticed the signal. Returns the server."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def trouble(h, k, count):
+        if h.command in ("PUT", "POST") and k == key and "uploads=" not in h.path and "partNumber" not in h.path:
+            reached.set()
+            go_on.wait(60)
+        return False
+
+    with serving({f"ck/{n}": d for n, d in there.items()}, trouble) as s:
+        p = start(t, s, *args, **env)
+        need(reached.wait(60), f"{key} is not written")
+        p.send_signal(signal.SIGTERM)
+        while not os.path.exists(env["LOCKS"]):
+            need(p.poll() is None, f"ended {p.returncode}: {p.stderr.read() if p.returncode is not None else ''}")
+            time.sleep(0.01)
+        go_on.set()
+        need(p.wait(60) == -signal.SIGTERM, f"ended {p.returncode}: {p.stderr.read()}")
+        p.stderr.close()
+        os.remove(env["LOCKS"])
+        s.wait_for_ended_clients()
+        need(not s.uploads, s.uploads)
+        if "ck/.metadata" in s.objects:
+            need(t.json("diff", args[1], "s3://b/ck", "--values", "--json", env=s.env())["same"], "the new checkpoint")
+    return s
+
+
 @test
 def test_write_a_signal_while_it_is_published(t):
     """The step that is in progress ends first. Then what was made is removed, the marker before the data. If the marker has
     replaced an old one, it stays, and so does its data."""
-    old, new = sample("dcp_fsdp2")[0], large_file(t)
-    for there, key in (({}, "ck/.metadata"), ({}, "ck/__0_0.distcp"), (files_below(old), "ck/.metadata")):
-        reached, go_on = threading.Event(), threading.Event()
+    env, old, new = says_that_it_locks(t), files_below(sample("dcp_fsdp2")[0]), large_file(t)
+    for key in ("ck/.metadata", "ck/__0_0.distcp"):
+        s = end_while_it_is_published(t, {}, key, "convert", new, "s3://b/ck", "--to", "dcp", **env)
+        need(not s.objects, list(s.objects))
+    s = end_while_it_is_published(t, old, "ck/.metadata", "convert", new, "s3://b/ck", "--to", "dcp", "--overwrite", **env)
+    need("ck/.metadata" in s.objects, list(s.objects))
 
-        def trouble(h, k, count):
-            if h.command in ("PUT", "POST") and k == key and "uploads=" not in h.path and "partNumber" not in h.path:
-                reached.set()
-                go_on.wait(20)
-            return False
 
-        with serving({f"ck/{n}": d for n, d in there.items()}, trouble) as s:
-            p = start(t, s, "convert", new, "s3://b/ck", "--to", "dcp", *(["--overwrite"] if there else []))
-            need(reached.wait(20), f"{key} is not written")
-            p.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            go_on.set()
-            need(p.wait(30) == -signal.SIGTERM, f"ended {p.returncode}: {p.stderr.read()}")
-            p.stderr.close()
-            need(not s.uploads, s.uploads)
-            if there:
-                need(t.json("diff", new, "s3://b/ck", "--values", "--json", env=s.env())["same"], "the new checkpoint")
-            else:
-                need(not s.objects, list(s.objects))
+@test
+def test_write_a_signal_that_comes_before_the_end_ends_the_process(t):
+    """Also if the publication is over before the thread that acts on the signal gets its turn."""
+    end_while_it_is_published(t, {}, "ck/.metadata", "convert", large_file(t), "s3://b/ck", "--to", "dcp", LATE="yes", **says_that_it_locks(t))
 
 
 @test

@@ -200,6 +200,8 @@ void cli_cleanup_drop(cli_cleanup *cleanup)
         break;
     }
     pthread_mutex_unlock(&lock);
+    /* The thread that acts on a signal may not have got the lock yet, and ends the process. */
+    while (atomic_load(&received)) pause();
 }
 
 void cli_signals_hold(void)
