@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
@@ -18,8 +19,18 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 import tessera  # noqa: E402
 
-def interrupt(*_):
+HANDLED = threading.Event()
+
+
+def handle(*arguments):
+    HANDLED.set()
+    signal.default_int_handler(*arguments)
+
+
+def interrupt():
+    """Sends the signal, and waits until the main thread has it, however late that is: meanwhile a call would end."""
     os.kill(os.getpid(), signal.SIGINT)
+    HANDLED.wait(60)
 
 
 class Once:
@@ -149,7 +160,7 @@ AT_A_TIME = 3  # they mostly wait for the server
 
 def interrupted(call, directory):
     os.chdir(directory)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    signal.signal(signal.SIGINT, handle)
     try:
         CALLS[call]()
     except KeyboardInterrupt:

@@ -77,8 +77,8 @@ room = bytearray(1 << 30)
 calls = {"inspect": lambda: c.inspect("sha256"), "stats": lambda: c.inspect(stats=True), "validate": lambda: c.validate(deep=True), "diff": lambda: tessera.diff(sys.argv[1], sys.argv[2], values=True),
          "read": lambda: [c["w"].read([k << 20, 0], [1 << 20, 1024], out=room) for k in range(1 << 16)]}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     calls[sys.argv[3]]()
 except KeyboardInterrupt:
     assert c["w"].read([0, 0], [1, 1024]).nbytes == 1024, "the checkpoint is of no use afterwards"
@@ -98,16 +98,20 @@ def test_ctrl_c_ends_what_the_library_does(t):
 
 
 WITHOUT_SESSIONS = """
-import os, signal, threading, time
+import os, signal, threading
 from tessera._library import _interruptible
-signal.signal(signal.SIGINT, signal.default_int_handler)
-ended = []
+handled, ended = threading.Event(), []
+def handle(*arguments):
+    handled.set()
+    signal.default_int_handler(*arguments)
+signal.signal(signal.SIGINT, handle)
 def call(result):
-    time.sleep(0.3)
+    if result == 8:
+        os.kill(os.getpid(), signal.SIGINT)
+        handled.wait(60)
     ended.append(result)
     return result
 assert _interruptible([], call, 7) == 7 and ended == [7], ended
-threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     _interruptible([], call, 8)
 except KeyboardInterrupt:
