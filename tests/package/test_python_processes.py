@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -69,36 +70,54 @@ def test_children_of_a_fork_read_what_was_opened_before(t):
 
 
 FORKED_WHILE_READ = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 import tessera
 c = tessera.open(sys.argv[1])
-room = bytearray(1 << 30)
-reading = threading.Thread(target=lambda: [c["w"].read([k << 20, 0], [1 << 20, 1024], out=room) for k in range(4)])
+reading = threading.Thread(target=lambda: c["w0"].read())
 reading.start()
-time.sleep(0.05)
-assert reading.is_alive()
+sys.stdin.readline()  # until the server has been asked for the values, which it holds back
 pid = os.fork()
 if not pid:
     signal.alarm(60)
     try:
-        c["w"][0]
+        c["w0"][0]
     except ValueError as e:
         print(e, flush=True)
         c.close()
         os._exit(0)
     os._exit(1)
+assert os.waitpid(pid, 0)[1] == 0 and reading.is_alive()
+print("forked", flush=True)
 reading.join()
-assert os.waitpid(pid, 0)[1] == 0 and c["w"][0].nbytes == 1024
+assert c["w0"][0].nbytes == 4000
 """
 
 
 def test_what_is_read_during_a_fork_is_to_be_opened_again(t):
-    text = b'{"w":{"dtype":"U8","shape":[%d,1024],"data_offsets":[0,%d]}}' % (1 << 22, 1 << 32)
-    with open(t.at("x.safetensors"), "wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        f.truncate(8 + len(text) + (1 << 32))
-    p = subprocess.run([sys.executable, "-c", FORKED_WHILE_READ, t.at("x.safetensors")], capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": INSTALLED})
-    assert p.returncode == 0 and "open it again" in p.stdout, (p.returncode, p.stdout, p.stderr[-1500:])
+    make(t.at("x.safetensors"))
+    with open(t.at("x.safetensors"), "rb") as f:
+        data = f.read()
+    asked, may_read = threading.Event(), threading.Event()
+
+    class File(http_serving.Handler):
+        def do_GET(self):
+            if int(re.match(r"bytes=(\d+)-|", self.headers.get("Range", ""))[1] or 0) > 0:
+                asked.set()
+                may_read.wait(120)
+            self.give(data, ETag='"1"')
+    server = http_serving.Server(File)
+    with http_serving.running(server):
+        p = subprocess.Popen([sys.executable, "-c", FORKED_WHILE_READ, server.url + "/x.safetensors"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": INSTALLED})
+        try:
+            assert asked.wait(120), "it does not read"
+            p.stdin.write("\n")
+            p.stdin.flush()
+            said = [p.stdout.readline(), p.stdout.readline()]
+        finally:
+            may_read.set()
+            errors = p.communicate(timeout=120)[1]
+    assert p.returncode == 0 and "open it again" in said[0] and said[1] == "forked\n", (p.returncode, said, errors[-1500:])
 
 
 class Rows(torch.utils.data.Dataset):
