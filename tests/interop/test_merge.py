@@ -306,17 +306,18 @@ def test_resume_of_a_merge(t):
     whole, out = (os.path.join(t.scratch, n) for n in ("whole", "out"))
     options = ["--method", "slerp", "--t", "0.4", "--to", "safetensors", "--max-shard-size", "40MB"]
     t.run("merge", whole, *paths, *options)
-    killed = 0
-    for delay in (0.05, 0.1, 0.2, 0.3):
-        if os.path.exists(out):  # a run that was fast, or killed after it had published
-            break
+    killed, delay = 0, 0.05
+    while killed < 4:
         p = subprocess.Popen([t.path, "merge", out, *paths, *options, "--resume", "--threads", "1"], stderr=subprocess.DEVNULL)
         time.sleep(delay)
         p.send_signal(signal.SIGKILL)
-        killed += p.wait() == -signal.SIGKILL
-    if not os.path.exists(out):
-        t.run("merge", out, *paths, *options, "--resume")
-    need(killed, "no run was killed")
+        p.wait()
+        if not os.path.exists(out):
+            killed, delay = killed + 1, delay * 1.6
+        else:  # a run that was fast, or killed after it had published
+            shutil.rmtree(out)
+            killed, delay = 0, delay / 4
+    t.run("merge", out, *paths, *options, "--resume")
     for name in sorted(os.listdir(whole)):
         need(open(os.path.join(whole, name), "rb").read() == open(os.path.join(out, name), "rb").read(), f"{name} differs after --resume")
     need(sorted(os.listdir(out)) == sorted(os.listdir(whole)), f"left {os.listdir(out)}")
