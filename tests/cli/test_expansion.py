@@ -8,7 +8,6 @@ import pickle
 import resource
 import subprocess
 import sys
-import time
 import types
 import zipfile
 
@@ -225,9 +224,8 @@ def test_expansion_of_dcp_metadata_is_bounded(t):
         item = f.read()
     names = {f"w{i}": (0, len(item)) for i in range(3000)}
     save_dcp(t.at("one"), item, names, {})
-    start = time.monotonic()
-    p = bounded(t, "inspect", t.at("one"), status=0)  # 3,000 entries of one item of 400 kB, which is read once
-    need(time.monotonic() - start < SECONDS and b"w2999" in p.stdout, "an item that many entries name is read for each")
+    p = bounded(t, "inspect", t.at("one"), status=0)  # 3,000 entries of one item of 400 kB, which is read once, or it would take longer than it may
+    need(b"w2999" in p.stdout, p.stdout[-200:])
     names = {f"w{i}": (0, len(item) - i) for i in range(3000)}
     save_dcp(t.at("overlapping"), item, names, {})
     p = bounded(t, "inspect", t.at("overlapping"), status=2)
