@@ -1,46 +1,57 @@
 """A directory above the output that is moved during the run: what was written goes away, and what is there stays."""
+import contextlib
 import fcntl
-import json
 import os
 import shutil
 import signal
-import struct
+import threading
 import time
 
-from harness import need, sample, test
+import http_serving
+from harness import need, sample, st_write, test
 from test_signals import start, tree
+
+
+class Files(http_serving.Handler):
+    """The files of a directory. What the server's `is_held` chooses waits until `may_go_on`."""
+
+    def do_GET(self):
+        path = os.path.join(self.server.root, self.path.lstrip("/"))
+        if not os.path.isfile(path):
+            return self.answer(404)
+        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        if self.path.endswith("__1_0.distcp") and self.headers.get("Range") != "bytes=0-0" or first > 8 << 20:
+            self.server.may_go_on.wait(120)
+        with open(path, "rb") as f:
+            return self.give(f.read(), ETag='"1"')
+
+
+@contextlib.contextmanager
+def holding_back(directory):
+    """A server that does not give the second file of a DCP, nor what is behind the first 8 MiB of any file, until `may_go_on` is set."""
+    server = http_serving.Server(Files)
+    server.root, server.may_go_on = directory, threading.Event()
+    with http_serving.running(server):
+        try:
+            yield server
+        finally:
+            server.may_go_on.set()
 
 
 def wait_written(p, directory):
     """Until there is a file of the output, not only its journal."""
     until = time.monotonic() + 60
-    while p.poll() is None and time.monotonic() < until:
-        if any(".tessera-" in name and not name.endswith("-of-1") for name in tree(directory)):
-            return
+    while not any(".tessera-" in name and not name.endswith("-of-1") for name in tree(directory)):
+        need(p.poll() is None and time.monotonic() < until, f"it writes nothing: {p.poll()} {tree(directory)}")
         time.sleep(0.002)
 
 
-def wait_stopped(p):
-    """The signal has stopped all threads when its state says so."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        with open(f"/proc/{p.pid}/stat") as f:
-            if f.read().rpartition(")")[2].split()[0] == "T":
-                return
-        time.sleep(0.005)
-
-
-def jobs(t):
+def jobs(url):
     """Each with the path of its output below `par` and what is there before."""
-    big, size = t.at("big.safetensors"), 1 << 30
-    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    with open(big, "wb") as f:
-        f.write(struct.pack("<Q", len(header)) + header)
-        f.truncate(8 + len(header) + size)
     for overwrite in ((), ("--overwrite",)):
-        yield ("convert", big, "par/out.safetensors", *overwrite), overwrite and "file"
-        yield ("convert", big, "par/out", "--to", "dcp", *overwrite), overwrite and "dcp"
-        yield ("cp", t.at("ck"), "par/out", *overwrite), overwrite and "dcp"
+        yield ("convert", f"{url}/big.safetensors", "par/out.safetensors", *overwrite), overwrite and "file"
+        yield ("convert", f"{url}/big.safetensors", "par/out", "--to", "dcp", *overwrite), overwrite and "dcp"
+        yield ("cp", f"{url}/ck/", "par/out", *overwrite), overwrite and "dcp"
 
 
 def prepare(t, before):
@@ -59,27 +70,24 @@ def prepare(t, before):
 @test
 def test_an_output_whose_directory_is_moved_is_not_published(t):
     shutil.copytree(sample("dcp_fsdp2")[0], t.at("ck"))
-    with open(t.at("ck", "large.bin"), "wb") as f:
-        f.write(os.urandom(1 << 20) * 300)
-    for args, before in jobs(t):
-        for end in (None, signal.SIGTERM):
-            was = prepare(t, before)
-            p = start(t, *args, cwd=t.directory)
-            wait_written(p, t.at("par"))
-            p.send_signal(signal.SIGSTOP)
-            need(p.poll() is None, f"{args}: it ended before the move")
-            wait_stopped(p)
-            os.rename(t.at("par"), t.at("moved"))
-            os.makedirs(t.at("par"))
-            if end:
-                p.send_signal(end)
-            p.send_signal(signal.SIGCONT)
-            err = p.communicate(timeout=120)[1].decode()
-            need(p.returncode == (-end if end else 2), f"{args}: ended {p.returncode}: {err}")
-            need(end or ("moved or replaced the directory 'par" in err and "not published" in err), f"{args}: {err}")
-            need(tree(t.at("par")) == [], f"{args}: {tree(t.at('par'))} in the new directory")
-            left = {n: open(t.at("moved", n), "rb").read() for n in tree(t.at("moved"))}
-            need(left == was, f"{args}, {end}: {sorted(left)}, before {sorted(was)}")
+    st_write(t.at("big.safetensors"), {"w": ("U8", [1024, 32 << 10], os.urandom(32 << 20))})
+    with holding_back(t.directory) as server:
+        for args, before in jobs(server.url):
+            for end in (None, signal.SIGTERM):
+                was = prepare(t, before)
+                server.may_go_on.clear()
+                p = start(t, *args, cwd=t.directory)
+                wait_written(p, t.at("par"))
+                os.rename(t.at("par"), t.at("moved"))
+                os.makedirs(t.at("par"))
+                p.send_signal(end) if end else server.may_go_on.set()
+                err = p.communicate(timeout=120)[1].decode()
+                server.may_go_on.set()
+                need(p.returncode == (-end if end else 2), f"{args}: ended {p.returncode}: {err}")
+                need(end or ("moved or replaced the directory 'par" in err and "not published" in err), f"{args}: {err}")
+                need(tree(t.at("par")) == [], f"{args}: {tree(t.at('par'))} in the new directory")
+                left = {n: open(t.at("moved", n), "rb").read() for n in tree(t.at("moved"))}
+                need(left == was, f"{args}, {end}: {sorted(left)}, before {sorted(was)}")
 
 
 def has_open(p, directory):
