@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 
+import http_serving
 from harness import ROOT, SAMPLES, Tessera, need, sample, st_write, test
 from test_packed import FORMS
 
@@ -235,9 +235,7 @@ def parsed_only(t, line, why):
 
 def viewed(t, line, directory):
     """Reads the page of `tessera view`, and stops it as the example says."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = http_serving.free_port()
     pages = os.path.join(directory, "pages")
     os.makedirs(pages)
     open(os.path.join(pages, "index.html"), "w").write("<!doctype html>")

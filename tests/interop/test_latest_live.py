@@ -11,12 +11,12 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 from harness import frameworks
+from http_serving import free_port
 
 LOADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "framework_loaders.py")
 MOMENTS = 150 if os.environ.get("TSR_TEST_FULL") else 8
@@ -27,18 +27,12 @@ OPTIONAL = {"accelerate": ("random_states_*",), "huggingface": ("model.safetenso
 WORLD = {"dcp": 2, "dcp-process": 2, "deepspeed": 2, "deepspeed-3": 2, "megatron-async": 2}
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 class Ranks:
     """The processes of a job, in a process group of their own."""
 
     def __init__(self, t, framework, python, *arguments):
         self.log = open(t.at(f"log-{arguments[0]}"), "wb")
-        world, port = WORLD.get(framework, 1), free_port()
+        world, port = WORLD.get(framework, 1), str(free_port())
         self.processes = []
         for rank in range(world):
             env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}

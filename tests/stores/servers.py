@@ -11,23 +11,10 @@ import tempfile
 import time
 
 from checks import Skip
+from http_serving import free_port
 
 NPM = {"place": None}  # set by run.py
 MOTO = {"starter": None}  # set by run.py: the socket of start_moto
-
-
-RESERVED = []  # sockets
-
-
-def free_port():
-    """A port that nobody gets but a server that asks for it by its number: until this process ends, a socket that does not listen is bound to it,
-    which is no obstacle for a server, as all of them set SO_REUSEADDR. A port that was merely free a moment ago could be the one of another
-    test's server by then."""
-    s = socket.socket()
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    s.bind(("127.0.0.1", 0))
-    RESERVED.append(s)
-    return s.getsockname()[1]
 
 
 def wait_for(port, has_ended, name):

@@ -123,3 +123,17 @@ def running(*servers):
         for s in servers:
             s.shutdown()
             s.server_close()
+
+
+RESERVED = []  # sockets
+
+
+def free_port():
+    """A port that nobody gets but a server that asks for it by its number: until this process ends, a socket that does not listen is bound to it,
+    which is no obstacle for a server, as all of them set SO_REUSEADDR. A port that was merely free a moment ago could be the one of another
+    test's server by then."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", 0))
+    RESERVED.append(s)
+    return s.getsockname()[1]
