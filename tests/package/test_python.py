@@ -127,25 +127,43 @@ def test_a_call_without_sessions_is_waited_for(t):
 OPENED = """
 import os, signal, sys, threading, time
 import tessera
-enough = float(sys.argv[2])  # seconds of the processor, after which the signal comes; 0: none
+from tessera import _library
+enough = float(sys.argv[2])  # seconds of the processor in the library's thread, after which the signal comes; 0: none
+clocks, stopped, ended = [], [], []  # of that thread: its clock, and what it showed when the call was to stop, and at its end
+counted = _library._counted
+def timed(*arguments):
+    clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
+    try:
+        return counted(*arguments)
+    finally:
+        ended.append(time.thread_time())
+_library._counted = timed
 def send():
-    while time.process_time() < enough:
+    while not clocks or time.clock_gettime(clocks[0]) < enough:
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGINT)
+def trace(frame, event, _):
+    if frame.f_code is not _library._interruptible.__code__:
+        return None
+    if not stopped and any(stop.flag.value for stop in frame.f_locals["stops"]):
+        stopped.append(time.clock_gettime(clocks[0]))
+    return trace
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if enough:
     threading.Thread(target=send, daemon=True).start()
+sys.settrace(trace)
 try:
     assert len(tessera.open(sys.argv[1])) == 400000
-    print("opened", time.process_time(), flush=True)
+    print("opened", ended[0], flush=True)
 except KeyboardInterrupt:
-    print("interrupted", time.process_time(), flush=True)
+    print("interrupted", ended[0] - stopped[0], flush=True)
 os._exit(0)  # before a signal that comes late
 """
 
 
 def test_ctrl_c_ends_the_parsing_of_names(t):
-    """Measured in time of the processor, which nothing else on the machine takes."""
+    """Measured in time of the processor, which nothing else on the machine takes, and from the moment at which the main thread has asked the
+    library to stop: on a busy machine it does that late."""
     torch.save({f"layers.{i}.weight": i for i in range(400000)}, t.at("many.pt"))
 
     def opened(enough):
@@ -157,7 +175,7 @@ def test_ctrl_c_ends_the_parsing_of_names(t):
     assert how == "opened"
     for part in (0.15, 0.3, 0.5):  # the pickle is read, and then nothing until the next part
         how, seconds = opened(whole * part)
-        assert how == "interrupted" and seconds < whole * (part + 0.06), (how, seconds, whole, part)
+        assert how == "interrupted" and seconds < whole * 0.07, (how, seconds, whole, part)
 
 
 def resolved(tensor):
