@@ -76,7 +76,7 @@ def test_an_output_whose_directory_is_moved_is_not_published(t):
             for end in (None, signal.SIGTERM):
                 was = prepare(t, before)
                 server.may_go_on.clear()
-                p = start(t, *args, cwd=t.directory)
+                p = start(t, *args, cwd=t.directory, env={"TESSERA_RETRY_SECONDS": "600"})  # it waits for as long as this test takes
                 wait_written(p, t.at("par"))
                 os.rename(t.at("par"), t.at("moved"))
                 os.makedirs(t.at("par"))

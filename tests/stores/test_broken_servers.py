@@ -164,14 +164,14 @@ def test_broken_servers_are_told_from_slow_ones(t):
             for k, v in {"Content-Length": len(some), "Content-Range": f"bytes {first}-{first + len(some) - 1}/{len(data)}", "ETag": etag(data)}.items():
                 h.send_header(k, str(v))
             h.end_headers()
-            for i in range(8):
-                h.wfile.write(some[len(some) * i // 8:len(some) * (i + 1) // 8])
+            for i in range(20):
+                h.wfile.write(some[len(some) * i // 20:len(some) * (i + 1) // 20])
                 time.sleep(0.5)
             return True
 
         s.trouble = slowly
         began = time.monotonic()
-        t.run("cp", "s3://b/ck", t.at("slow"), env=s.env(TESSERA_RETRY_SECONDS="3"))
-        need(files_below(t.at("slow")) == files_below(directory) and time.monotonic() - began > 3, "a slow server is waited for")
+        t.run("cp", "s3://b/ck", t.at("slow"), env=s.env(TESSERA_RETRY_SECONDS="8"))
+        need(files_below(t.at("slow")) == files_below(directory) and time.monotonic() - began > 8, "a slow server is waited for")
     p = t.run("inspect", "s3://b/ck", status=2, env=s.env(TESSERA_RETRY_SECONDS="soon"))
     need(b"TESSERA_RETRY_SECONDS is 'soon'" in p.stderr and b"1 to 3600" in p.stderr, p.stderr)
