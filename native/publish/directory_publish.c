@@ -407,6 +407,9 @@ static tsr_status output_swap(directory_output *output, tsr_error *err)
     if (status == TSR_OK) keep_permissions_of(output->parent, output->name, output->work);
     if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
+    /* Until the old directory is gone, another job must not replace the new one, to which the files that stay belong. Where the file system
+     * has no locks, it may. */
+    (void)sys->lock(sys, output->work);
     do done = sys->exchange(sys, output->parent, output->temporary, output->name);
     while (done != 0 && errno == EINTR);
     if (done != 0) return tsr_sys_raise(tsr_naming(err), "replace", output->name);
