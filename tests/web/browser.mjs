@@ -61,6 +61,9 @@ export async function pick(page, target) {
 /** Returns the rows of the tree when all of them have arrived from the worker. Until then they are drawn without text. */
 export async function rowsIn(page, selector = "") {
   await page.waitForFunction(() => document.querySelector("[role=treegrid][aria-busy=false] .window") && !document.querySelector(".window [aria-busy=true]"));
+/** The rows of entries. Groups are not among them, nor rows that are still being fetched, which may turn out to be groups. */
+export const ENTRIES = ".window .row:not(.group, [aria-busy=true])";
+
   return page.locator(`.window .row${selector}`);
 }
 

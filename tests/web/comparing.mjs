@@ -4,7 +4,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, rowsIn, samples } from "./browser.mjs";
+import { ENTRIES, pick, root, rowsIn, samples } from "./browser.mjs";
 import { diffOf } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { count, made } from "./product.mjs";
@@ -156,7 +156,7 @@ async function testMeasures(page, at, { measured }) {
   });
   await test("names have room next to the measures, also with an entry open", async () => {
     const size = page.viewportSize();
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.locator("aside[aria-label=Entry]").waitFor();
     for (const width of [1440, 1024]) {
       await page.setViewportSize({ width, height: 800 });
@@ -217,7 +217,7 @@ async function testTolerance(page, at, said) {
   await test("an entry has relative error and cosine as PyTorch computes them, and values of both sides", async () => {
     await page.getByLabel("Filter").fill("layers.0.up.weight");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     const fact = async (name) => Number(await page.locator(`[aria-label='Comparison with B'] dt:text-is('${name}') + dd`).textContent());
     const [relative, cosine] = [await fact("relative error ‖A − B‖ / ‖B‖"), await fact("cosine of A and B")];
     check(Math.abs(relative - said.relative) < 1e-5 && Math.abs(cosine - said.cosine) < 1e-5, `${relative} ${cosine} instead of ${JSON.stringify(said)}`);
@@ -260,7 +260,7 @@ async function testSides(page) {
     await verdict(page, "6 changed");
     await page.getByLabel("Filter").fill("model.block.up.weight");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     for (const [side, chunks] of [["A", 4], ["B", 2]]) {
       const shown = page.getByRole("region", { name: `${side} of the comparison` });
       await shown.locator(".map .chunk").first().waitFor();

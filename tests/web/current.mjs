@@ -4,7 +4,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { native } from "./files.mjs";
-import { pick, samples } from "./browser.mjs";
+import { ENTRIES, pick, samples } from "./browser.mjs";
 import { spawnSync } from "node:child_process";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample, showExports } from "./views.mjs";
@@ -127,7 +127,7 @@ async function testComparison(page) {
     await page.locator("section[aria-label=Comparison]:not([aria-busy=true])").waitFor();
     await page.getByLabel("Filter").fill(fqn);
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: "match" }).waitFor();
-    await page.locator(".window .row:not(.group)", { hasText: fqn.split(".").at(-1) }).first().click();
+    await page.locator(ENTRIES, { hasText: fqn.split(".").at(-1) }).first().click();
     await page.locator("aside [aria-label='Comparison with B']").waitFor();
     check(/values not compared/.test(await fact(page, "change")), await fact(page, "change"));
     await button(/^Values/).click();
@@ -177,7 +177,7 @@ async function testLists(page, scratch) {
     await totals(before).waitFor();
   });
   await test("only the slice that the field names is saved", async () => {
-    await page.locator(".window .row:not(.group)", { hasText: "weight" }).first().click();
+    await page.locator(ENTRIES, { hasText: "weight" }).first().click();
     await page.getByRole("button", { name: "Save .npy" }).waitFor();
     await page.getByLabel("Slice", { exact: true }).fill("0:1");
     check(await page.getByRole("button", { name: /^Save (.npy|CSV)/ }).count() === 0, "another slice could be saved under this one's name");

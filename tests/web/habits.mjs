@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { axeSource, pick, root, rowsOf, samples, view } from "./browser.mjs";
+import { axeSource, ENTRIES, pick, root, rowsOf, samples, view } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo, openSample, READY } from "./views.mjs";
 
@@ -115,14 +115,14 @@ export async function testHabits({ page, url, context, broken }) {
     await openSample(page, "dcp_tp_fsdp2");
     const [row, name, size] = await page.evaluate(() => ["", ".name", ".size"].map((s) => document.querySelector(`.window .row:not(.group) ${s}`.trim()).getBoundingClientRect().toJSON()));
     check(row.height === 48 && size.top > name.top + 15, JSON.stringify([row, name, size]));
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.locator("aside .map").waitFor();
     check(!await page.locator(".grid").isVisible(), "the list is still there");
     await page.goBack();
     await page.locator(".window .row.cursor").waitFor();
     await page.goForward();
     await page.waitForFunction(() => history.state?.entry);
-    await page.locator(".window .row:not(.group)").nth(1).click();
+    await page.locator(ENTRIES).nth(1).click();
     await page.locator("aside .map").waitFor();
     await page.goBack(); // the entry's step was there already
     await page.locator(".window .row.cursor").waitFor();
@@ -183,7 +183,7 @@ export async function testHabits({ page, url, context, broken }) {
   });
   await test("a copy that the browser refuses is not called one, with or without a clipboard", async () => {
     await openSample(page, "dcp_fsdp2");
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     const copy = page.getByRole("button", { name: "Copy name" });
     for (const isThere of [true, false]) {
       await page.evaluate((is) => Object.defineProperty(navigator, "clipboard", { configurable: true, value: is ? { writeText: () => Promise.reject(new DOMException("denied", "NotAllowedError")) } : undefined }), isThere);
@@ -248,7 +248,7 @@ export async function testHabits({ page, url, context, broken }) {
       await page.goto(served.url);
       await page.locator(".window .row .text").first().waitFor();
       check(await page.locator(".top h1").textContent() === "dcp_tp_fsdp2", "another title");
-      await page.locator(".window .row:not(.group)").first().click();
+      await page.locator(ENTRIES).first().click();
       await page.locator("table.values").waitFor();
       await goTo(page, /^Problems/);
       await page.getByRole("button", { name: /^Check every byte/ }).click();

@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { allowWorkers, pick, root, rowsIn } from "./browser.mjs";
+import { allowWorkers, ENTRIES, pick, root, rowsIn } from "./browser.mjs";
 import { diffOf, native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, open, openSample, showExports } from "./views.mjs";
@@ -85,7 +85,7 @@ const filtered = async (page, text, status) => {
   await page.getByLabel("Filter").fill(text);
   await page.locator(".filter [role=status][aria-busy=false]", { hasText: status }).waitFor();
 };
-const entries = (page) => page.locator(".window .row:not(.group)");
+const entries = (page) => page.locator(ENTRIES);
 const section = (page, name) => page.locator(`section[aria-label='${name}']`);
 
 /** Returns the float32 values of a tensor of a golden. */

@@ -1,6 +1,6 @@
 /** What the system asks of a page: its light or dark colours, forced colours, less motion, and print. */
 import path from "node:path";
-import { pick, samples } from "./browser.mjs";
+import { ENTRIES, pick, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
@@ -47,7 +47,7 @@ async function testForced(page) {
     await openSample(page, "dcp_tp_fsdp2");
     await differ("[role=tab][aria-selected=true]", "[role=tab][aria-selected=false]");
     await differ(".bar > span", ".bar");
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.locator("aside h2").waitFor();
     await differ(".window .row.selected", ".window .row:not(.selected, .cursor)");
     await goTo(page, "Compare");

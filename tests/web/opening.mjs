@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { ENTRIES, pick, root, rowsOf, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { goTo, open, openSample } from "./views.mjs";
@@ -194,7 +194,7 @@ async function testRecents(page, url) {
     await tab.locator(".samples button").first().waitFor();
     await lendDirectory(tab, name);
     await tab.getByRole("button", { name: "Choose directory…" }).click();
-    await tab.locator(".window .row:not(.group)").nth(1).click();
+    await tab.locator(ENTRIES).nth(1).click();
     await tab.locator("aside h2 .crumbs").waitFor();
     return tab.locator("aside h2").textContent();
   };

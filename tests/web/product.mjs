@@ -4,7 +4,7 @@ import fs from "node:fs";
 import http from "node:http";
 import os from "node:os";
 import path from "node:path";
-import { pick, rowsIn, rowsOf, samples, view } from "./browser.mjs";
+import { ENTRIES, pick, rowsIn, rowsOf, samples, view } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo, open, openSample } from "./views.mjs";
@@ -48,7 +48,7 @@ async function testShell(page, scratch) {
     const tabs = await page.getByRole("tab").allTextContents();
     check(tabs.join() === "Contents,Problems,Files,Optimizer,Names,Compare,Convert,Reshard", tabs.join());
     check(await page.getByRole("navigation").count() === 0, "there is another navigation");
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     for (const tab of ["Convert", "Reshard"]) {
       await goTo(page, tab);
       await page.locator(".view").waitFor();
@@ -241,7 +241,7 @@ async function testFigures(page, scratch) {
   await test("chunks have axes with dims and offsets, and the ranks that hold them", async () => {
     await openSample(page, "dcp_tp_fsdp2");
     await filter(page, "model.block.down.weight", "1 match");
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     await page.locator("aside .map .rank").first().waitFor();
     check((await page.locator(".map .rank").allTextContents()).join() === "0,1,2,3", (await page.locator(".map .rank").allTextContents()).join());
     const axes = await page.locator(".map .axes text").allTextContents();
@@ -263,7 +263,7 @@ async function testFigures(page, scratch) {
     fs.rmSync(path.join(some, "__1_0.distcp"));
     await open(page, some);
     await filter(page, "model.block.down.weight", "1 match");
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     await page.locator(".map .chunk.away").waitFor();
     check(/away/.test(await page.locator(".map .chunk.away").evaluate((e) => getComputedStyle(e).fill)), "it has a colour");
     check(await page.locator("table.values, section[aria-label=Values] .trouble").count() === 0, "values were read that nobody asked for");
@@ -338,7 +338,7 @@ async function testFigures(page, scratch) {
   });
   await test("the modules in an entry's name show what they hold", async () => {
     await open(page, made(scratch, "modules.safetensors", { "a b.c.w": weight(2), "a b.c.v": weight(3), "a b.d.w": weight(4), "other.w": weight(5) }));
-    await page.locator(".window .row:not(.group)", { hasText: "v" }).first().click();
+    await page.locator(ENTRIES, { hasText: "v" }).first().click();
     await page.locator("aside h2").getByRole("button", { name: "c." }).click();
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: "2 matches" }).waitFor();
     await page.locator("aside h2").getByRole("button", { name: "a b." }).click();
@@ -441,7 +441,7 @@ async function testAddress(page, url, scratch) {
     await page.locator(".window .row .text").first().waitFor();
     const [name] = Object.keys(JSON.parse(fs.readFileSync(path.join(samples, "safetensors_index/model.safetensors.index.json"), "utf8")).weight_map);
     await filter(page, name, /match/);
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.waitForURL((u) => u.hash === `#contents/${encodeURIComponent(name)}`);
     await page.reload();
     await page.locator("aside .map").waitFor();

@@ -4,7 +4,7 @@ import fs from "node:fs";
 import http from "node:http";
 import os from "node:os";
 import path from "node:path";
-import { PATIENCE, pick, rowsOf, samples } from "./browser.mjs";
+import { ENTRIES, PATIENCE, pick, rowsOf, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { holding } from "./current.mjs";
 import { goTo, openSample, showFields } from "./views.mjs";
@@ -244,7 +244,7 @@ async function testTrouble(page, url) {
       fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), own);
       await home(page);
       await pick(page, own);
-      await page.locator(".window .row:not(.group)", { hasText: "bias" }).first().click();
+      await page.locator(ENTRIES, { hasText: "bias" }).first().click();
       await page.locator("table.values").waitFor();
       fs.truncateSync(own, fs.statSync(own).size - 1);
       await page.getByLabel("Slice").fill("0");
@@ -520,7 +520,7 @@ async function testComparisons(page) {
     await verdict("values included");
   });
   await test("an entry that is being read is not said to be missing in B", async () => {
-    await holding(page, "entryOfB", () => page.locator(".window .row:not(.group)").first().click(), async () => {
+    await holding(page, "entryOfB", () => page.locator(ENTRIES).first().click(), async () => {
       await page.getByRole("region", { name: "B of the comparison" }).getByText("Reading …").waitFor();
     });
     await page.getByRole("region", { name: "B of the comparison" }).locator("dl").first().waitFor();

@@ -4,7 +4,7 @@ import http from "node:http";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, samples } from "./browser.mjs";
+import { ENTRIES, pick, root, samples } from "./browser.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { diffOf } from "./files.mjs";
 import { goTo } from "./views.mjs";
@@ -76,7 +76,7 @@ async function testCosts(page, url, directory) {
     check(opened <= 6 && asked.reduce((n, a) => n + a.bytes, 0) < 300_000, JSON.stringify(asked));
     await page.getByLabel("Filter").fill("layers.251.w");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: /\b1 match\b/ }).waitFor();
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     await page.locator("section[aria-label=Values]", { hasText: "251.5" }).waitFor();
     check(asked.length <= opened + 2, JSON.stringify(asked.slice(opened)));
   }));

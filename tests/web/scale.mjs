@@ -2,7 +2,7 @@
  *  wrong results fail. */
 import fs from "node:fs";
 import path from "node:path";
-import { pick, root } from "./browser.mjs";
+import { ENTRIES, pick, root } from "./browser.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 
 const large = (name) => path.join(root, ".local/samples", name);
@@ -89,7 +89,7 @@ export async function testScale({ page, url, context, broken }) {
     await page.locator(".job").waitFor({ state: "detached" });
     check(await page.locator(".trouble").count() === 0, "cancelling is an error");
     await page.getByRole("tab", { name: "Contents" }).click();
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await page.locator(".histogram").waitFor();
   });

@@ -4,7 +4,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { axeSource, launch, pick, samples, serve } from "./browser.mjs";
+import { axeSource, ENTRIES, launch, pick, samples, serve } from "./browser.mjs";
 import { takePickers } from "./files.mjs";
 import { goTo, READY } from "./views.mjs";
 
@@ -28,7 +28,7 @@ const sample = (name) => async (page) => { await page.locator(".samples button",
 const choose = (name) => async (page) => {
   await page.getByLabel("Filter").fill(name);
   await page.waitForTimeout(SETTLE_MS);
-  await page.locator(".window .row:not(.group)").first().click();
+  await page.locator(ENTRIES).first().click();
   await page.locator("aside :is(.legend, pre, .facts)").first().waitFor();
 };
 const open = (summary) => (page) => page.locator(summary).first().evaluate((details) => { details.open = true; details.scrollIntoView(); });
@@ -64,8 +64,8 @@ const STATES = {
   problems_found: ["broken_dcp_hole", [ready("Problems")]], problems_checked: ["broken_dcp_byte_flipped", [ready("Problems"), click("button", /^Check every byte/), (page) => page.locator(".findings li").first().waitFor()]], problems_scanned: [MAIN, [ready("Problems"), click("button", /^Scan the values/), (page) => page.waitForTimeout(1000)]],
   files_absent: [path.join(made, "partial"), [ready("Files")]], files_one: ["safetensors_model", [ready("Files")]], files_duplicates: [MAIN, [ready("Files"), click("button", /^Look for/), (page) => page.locator("[aria-label=Duplicates] .fine").waitFor()]],
   optimizer_none: ["safetensors_model", [ready("Optimizer")]], names_changed: ["dcp_ddp", [ready("Names")]],
-  compared: [MAIN, [compared("dcp_fsdp2")]], compared_entry: [MAIN, [compared("dcp_fsdp2"), (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("[aria-label='B of the comparison']").waitFor()]],
-  compared_values: [RANKS, [compared(MAIN), values]], compared_values_entry: [RANKS, [compared(MAIN), values, (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("aside .plot").first().waitFor()]],
+  compared: [MAIN, [compared("dcp_fsdp2")]], compared_entry: [MAIN, [compared("dcp_fsdp2"), (page) => page.locator(ENTRIES).first().click(), (page) => page.locator("[aria-label='B of the comparison']").waitFor()]],
+  compared_values: [RANKS, [compared(MAIN), values]], compared_values_entry: [RANKS, [compared(MAIN), values, (page) => page.locator(ENTRIES).first().click(), (page) => page.locator("aside .plot").first().waitFor()]],
   compared_series: [RANKS, [compared(MAIN), click("button", "Layer by layer"), click("button", /^Read norms/), (page) => page.locator("table.series td").first().waitFor()]],
   load_result: [MAIN, [ready("Would it load?"), sample("dcp_fsdp2"), (page) => page.getByRole("button", { name: "Check against something else" }).waitFor()]],
   damaged: ["broken_dcp_truncated", []],

@@ -4,7 +4,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { ENTRIES, pick, root, rowsOf, samples } from "./browser.mjs";
 import { native, takePickers } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { filter, verdict } from "./truth.mjs";
@@ -100,7 +100,7 @@ async function amounts(page) {
 const facts = (page, place) => page.locator(`${place} dl.facts > div`).evaluateAll((l) => Object.fromEntries(l.map((f) => [f.children[0].textContent, f.children[1].textContent])));
 const choose = async (page, name) => {
   await filter(page, name, /^\d+ match/);
-  await page.locator(".window .row:not(.group)").first().click();
+  await page.locator(ENTRIES).first().click();
   await page.locator("aside[aria-label=Entry] dl.facts").first().waitFor();
 };
 const rowOf = async (page, name) => (await rowsOf(page)).find((row) => row.startsWith(`${name} | `))?.split(" | ") ?? [];

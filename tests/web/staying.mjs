@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { samples } from "./browser.mjs";
+import { ENTRIES, PATIENCE, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo } from "./views.mjs";
@@ -27,7 +27,7 @@ async function heldAfter(page, session) {
   await page.getByRole("button", { name: "Tessera", exact: true }).click();
   await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
   await ready(page);
-  await page.locator(".window .row:not(.group)").nth(1).click();
+  await page.locator(ENTRIES).nth(1).click();
   await page.locator("aside table.values").waitFor();
   await goTo(page, "Compare");
   await page.locator(".samples button", { hasText: "dcp_fsdp2" }).click();
@@ -73,7 +73,7 @@ async function testDrops(page, url, drop, scratch) {
       await page.locator(".samples button").first().waitFor();
       await drop(path.join(samples, "dcp_fsdp2"));
       await ready(page);
-      await page.locator(".window .row:not(.group)").first().click();
+      await page.locator(ENTRIES).first().click();
       await page.locator("aside .map").waitFor();
       await goTo(page, view);
       await page.locator(mark).first().waitFor();
@@ -86,7 +86,7 @@ async function testDrops(page, url, drop, scratch) {
       await page.getByRole("button", { name: "Dismiss" }).click();
       await goTo(page, "Contents");
       await page.getByRole("button", { name: "Close entry" }).click();
-      await page.locator(".window .row:not(.group)").nth(1).click();
+      await page.locator(ENTRIES).nth(1).click();
       await page.locator("table.values").waitFor(); // its worker still answers
     });
   }

@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { launch, rowsIn } from "./browser.mjs";
+import { ENTRIES, launch, rowsIn } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { count, made } from "./product.mjs";
 import { goTo, openSample, READY } from "./views.mjs";
@@ -51,7 +51,7 @@ async function testListByTouch(page, scratch) {
     await page.waitForFunction(() => { const { scrollTop } = document.querySelector(".grid"), rests = scrollTop === globalThis.before; globalThis.before = scrollTop; return rests; }, undefined, { polling: 300 });
     const at = await page.locator(".grid").evaluate((e) => e.scrollTop), top = await page.locator(".grid").evaluate((e) => e.getBoundingClientRect().top);
     const shown = await (await rowsIn(page, ":not(.group)")).evaluateAll((rows, from) => rows.findIndex((r) => r.getBoundingClientRect().top > from), top + 100);
-    const row = page.locator(".window .row:not(.group)").nth(shown), name = await row.locator(".text").textContent();
+    const row = page.locator(ENTRIES).nth(shown), name = await row.locator(".text").textContent();
     await row.tap();
     await page.locator("aside[aria-label=Entry] table.values").waitFor();
     check((await page.locator("aside h2").textContent()).endsWith(name.split(".").at(-1)), `${await page.locator("aside h2").textContent()} and not ${name}`);
@@ -98,7 +98,7 @@ async function testViewsByTouch(page) {
     await page.locator(".view .samples button", { hasText: "dcp_fsdp2" }).first().tap();
     await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await expectTouchable(page, "the comparison");
-    await page.locator(".window .row:not(.group)").first().tap();
+    await page.locator(ENTRIES).first().tap();
     await page.locator("[aria-label='B of the comparison'] dl").first().waitFor();
     await expectTouchable(page, "an entry of both");
     await page.goBack();
@@ -128,7 +128,7 @@ async function testNames(page) {
     await expectNames(page, "Contents");
     await page.getByLabel("Filter").fill("model.block.down.weight");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^1 match/ }).waitFor();
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await page.locator("aside dt", { hasText: "std" }).waitFor();
     await expectNames(page, "an entry");

@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { pick, root, rowsIn, rowsOf, samples } from "./browser.mjs";
+import { ENTRIES, pick, root, rowsIn, rowsOf, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { goTo, open, openSample, showExports } from "./views.mjs";
@@ -33,7 +33,7 @@ async function testMetadataOnly(page, scratch) {
   });
   await test("metadata alone: ranks and files keep their names", async () => {
     await filter(page, "model.block.up.weight", "1 match");
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     await page.locator(".legend li").first().waitFor();
     const legend = await page.locator(".legend li").allTextContents();
     for (const rank of [0, 1, 2, 3]) check(legend.some((l) => l.includes(`rank ${rank} __${rank}_0.distcp (absent)`)), legend.join("; "));
@@ -57,7 +57,7 @@ async function testMetadataOnly(page, scratch) {
     const some = path.join(scratch, "some"), whole = path.join(samples, "dcp_tp_fsdp2"), offer = (name) => page.getByRole("button", { name });
     const { chunks } = JSON.parse(tessera("inspect", whole, "--include", "model.steps_seen", "--json")).entries[0];
     check(chunks.every(({ file }) => file !== "__1_0.distcp"), "it is in the absent file");
-    await page.locator(".window .row:not(.group)", { hasText: "steps_seen" }).click();
+    await page.locator(ENTRIES, { hasText: "steps_seen" }).click();
     await page.locator("section[aria-label=Values] table").waitFor(); // all of it is here
     await goTo(page, /^Problems/);
     await page.getByText("Values cannot be scanned, because 1 data file is absent.").waitFor();
@@ -72,7 +72,7 @@ async function testMetadataOnly(page, scratch) {
       await page.getByText(`Values cannot be compared, because 1 data file is absent in ${side}.`).waitFor();
       check(await offer(/^Values/).count() === 0, "the comparison is offered");
       await filter(page, "model.few.weight", "1 match");
-      await page.locator(".window .row:not(.group)").click();
+      await page.locator(ENTRIES).click();
       await page.locator("aside", { hasText: "Their values cannot be compared, because 1 data file is absent." }).waitFor();
     }
   });
@@ -289,7 +289,7 @@ async function testSlices(page, made, scratch) {
   await test("a slice is saved as the .npy that NumPy reads, and as CSV", async () => {
     await open(page, path.join(made, "renamed_a.safetensors"));
     await filter(page, "encoder.b", "1 match");
-    await page.locator(".window .row:not(.group)").click();
+    await page.locator(ENTRIES).click();
     await page.getByLabel("Slice").fill("1:4,2");
     await page.getByRole("button", { name: "Show values" }).click();
     await page.locator("table.values", { hasText: "9.5" }).waitFor();

@@ -1,6 +1,6 @@
 /** What has no room is not lost: it wraps, or an edge shows that there is more beyond it. */
 import path from "node:path";
-import { pick, rowsIn, samples } from "./browser.mjs";
+import { ENTRIES, pick, rowsIn, samples } from "./browser.mjs";
 import { check, test } from "../support/harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
@@ -39,7 +39,7 @@ async function testPhone(page) {
     check(await known.evaluate((e) => e === document.activeElement), "the keyboard reaches it after the list");
     await page.keyboard.press("Enter");
     await fact.waitFor();
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     await page.locator("aside h2").waitFor();
     check(!await known.isVisible(), "it is above the entry, too");
     await page.getByRole("button", { name: "Close entry" }).click();
@@ -77,7 +77,7 @@ async function testSmall(page) {
   await test("next to an entry, the tools of a comparison take two lines, or one where there is room", async () => {
     await page.getByRole("button", { name: /^Values/ }).click();
     await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values not compared yet" }).waitFor();
-    await page.locator(".window .row:not(.group)", { hasText: "only in B" }).first().click();
+    await page.locator(ENTRIES, { hasText: "only in B" }).first().click();
     await page.locator("aside header").waitFor();
     const tools = page.getByRole("group", { name: "Compare", exact: true });
     check(await linesOf(tools) <= 2, `they take ${await linesOf(tools)}`);
@@ -97,7 +97,7 @@ async function testSmall(page) {
     await page.locator(".current[aria-busy=false] .verdict-line").waitFor();
     await page.getByLabel("Filter").fill("model.block.down.weight");
     await page.locator(".filter [role=status][aria-busy=false]", { hasText: /^1 match/ }).waitFor();
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator(ENTRIES).first().click();
     const maps = page.locator(".sides h3"), facts = page.locator(".sides dl");
     await maps.nth(1).waitFor();
     check((await facts.nth(0).locator("dt").count()) > (await facts.nth(1).locator("dt").count()), "both have the same facts");
@@ -141,7 +141,7 @@ async function testSmall(page) {
     await openSample(page, "torch_ranks_tp_fsdp2");
     await goTo(page, "Compare");
     await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
-    await page.locator(".window .row:not(.group)", { hasText: "only in B" }).first().click();
+    await page.locator(ENTRIES, { hasText: "only in B" }).first().click();
     await page.locator("aside header").waitFor();
     await page.setViewportSize(SMALL);
   });
@@ -152,7 +152,7 @@ async function testSmall(page) {
   });
   await test("the chosen row is marked as such while the list has the focus", async () => {
     await goTo(page, "Contents");
-    await page.locator(".window .row:not(.group)", { hasText: "emb.weight" }).first().click();
+    await page.locator(ENTRIES, { hasText: "emb.weight" }).first().click();
     await page.locator(".window .row.selected").waitFor();
     await page.locator(".grid").focus();
     const [chosen, back] = await page.evaluate(() => {
