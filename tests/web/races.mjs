@@ -190,8 +190,11 @@ async function testEnding(page, url) {
   }));
   await test("checking every byte is cancelled, and can be done again", () => onHeldSite(page, url, async (site) => {
     await beginCheck(page, site);
+    await page.locator(".job").waitFor();
+    const place = () => page.locator("#panel").evaluate((e) => e.getBoundingClientRect().top), during = await place();
     await page.getByRole("button", { name: "Cancel" }).click();
     await page.locator(".job").waitFor({ state: "detached" });
+    check(await place() === during, "what is done in the meantime moves the page under the pointer");
     check(await page.locator(".trouble").count() === 0, "cancelling is an error");
     site.release();
     await checkEveryByte(page);

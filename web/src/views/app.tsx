@@ -160,7 +160,7 @@ export function App(): JSX.Element {
   return (
     <div class={`page${isOver ? " over" : ""}`} {...handlers}>
       <Header isShown={opened !== undefined && view !== "start"} go={go} ask={setAsked} />
-      {model.jobs.map((job, i) => <JobBar key={i} job={job} />)}
+      {model.jobs.length > 0 && <div class="jobs">{model.jobs.map((job, i) => <JobBar key={i} job={job} />)}</div>}
       {model.trouble && <TroubleBox trouble={model.trouble} onClose={() => model.dismiss()} {...(model.opening ? { again: () => void model.openAgain() } : {})} />}
       {model.trouble && model.failed && <Later load={loadWhole} opening={model.failed} />}
       {opened && view !== "start" && isDamaged(model.opening, model.findings) && <Later load={loadDamaged} go={go} />}
