@@ -35,8 +35,11 @@ export function view(...targets) {
   });
 }
 
-export async function launch(options = {}) {
+/** Starts Chromium with a new profile. `preferences` are what a person could choose in its settings. */
+export async function launch(options = {}, preferences = {}) {
   const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-"));
+  fs.mkdirSync(path.join(profile, "Default"));
+  fs.writeFileSync(path.join(profile, "Default/Preferences"), JSON.stringify(preferences));
   const context = await chromium.launchPersistentContext(profile, { executablePath: "/usr/bin/chromium", args: FLAGS, headless: true, ...options });
   context.setDefaultTimeout(PATIENCE);
   // Playwright handles file inputs but not these dialogs. Tests about the dialogs replace them.
@@ -58,12 +61,12 @@ export async function pick(page, target) {
   await chooser.setFiles(target);
 }
 
-/** Returns the rows of the tree when all of them have arrived from the worker. Until then they are drawn without text. */
-export async function rowsIn(page, selector = "") {
-  await page.waitForFunction(() => document.querySelector("[role=treegrid][aria-busy=false] .window") && !document.querySelector(".window [aria-busy=true]"));
 /** The rows of entries. Groups are not among them, nor rows that are still being fetched, which may turn out to be groups. */
 export const ENTRIES = ".window .row:not(.group, [aria-busy=true])";
 
+/** Returns the rows of the tree when all of them have arrived from the worker. Until then they are drawn without text. */
+export async function rowsIn(page, selector = "") {
+  await page.waitForFunction(() => document.querySelector("[role=treegrid][aria-busy=false] .window") && !document.querySelector(".window [aria-busy=true]"));
   return page.locator(`.window .row${selector}`);
 }
 

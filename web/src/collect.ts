@@ -64,8 +64,17 @@ export function filesOfDrop(transfer: DataTransfer): Promise<Found[]> {
 }
 
 const REMEMBER = "tessera-remember-drops";
-export const remembersDrops = (): boolean => { try { return localStorage.getItem(REMEMBER) !== null; } catch { return false; } };
-export const rememberDrops = (isOn: boolean): void => { if (isOn) localStorage.setItem(REMEMBER, ""); else localStorage.removeItem(REMEMBER); };
+/** Returns undefined if the browser lets this page store nothing. */
+export const remembersDrops = (): boolean | undefined => { try { return localStorage.getItem(REMEMBER) !== null; } catch { return undefined; } };
+
+/** Returns what is true afterwards: a full storage keeps no choice. */
+export function rememberDrops(isOn: boolean): boolean {
+  try {
+    if (isOn) localStorage.setItem(REMEMBER, "");
+    else localStorage.removeItem(REMEMBER);
+  } catch { /* as it says above */ }
+  return remembersDrops() === true;
+}
 
 /** Returns handles of what was dropped, to remember them; none if the browser does not provide them or nobody wants that. For a
  *  handle the browser may ask a question, or refuse a directory with a message that must be dismissed first. Must be called

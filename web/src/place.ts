@@ -72,7 +72,10 @@ const deliver = ({ download }: Written): void => { if (download) saveBlob(downlo
 
 async function ownDirectory({ name, base }: Wish): Promise<Chosen> {
   if (!isSecureContext) throw new Error("the browser gives no storage to a page that another machine serves over plain HTTP; open the page over HTTPS, or use the command below");
-  const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle(SAVED, { create: true }), id = crypto.randomUUID();
+  const own = await navigator.storage.getDirectory().catch((e: unknown) => {
+    throw e instanceof DOMException && e.name === "SecurityError" ? new Error("the browser's settings allow this page no storage, which a download needs; allow this site to save data, or use the command below") : e;
+  });
+  const saved = await own.getDirectoryHandle(SAVED, { create: true }), id = crypto.randomUUID();
   await new Promise<void>((resolve) => void navigator.locks.request(id, () => { resolve(); return new Promise(() => undefined); })); // held until this page is closed
   const directory = await saved.getDirectoryHandle(id, { create: true });
   return { place: { kind: "download", directory, name, ...(base === undefined ? {} : { base }) }, title: "a download", deliver, discard: () => removed(() => saved.removeEntry(id, { recursive: true })) };

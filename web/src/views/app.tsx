@@ -50,13 +50,15 @@ const loadFiles = async () => (await import("./files")).Files;
 const WIDE: readonly View[] = ["convert", "reshard"];
 const SHARE = "side", LEAST = 20, MOST = 75, FIRST = 38;
 const savedShare = (): number => { try { return Number(localStorage.getItem(SHARE)) || FIRST; } catch { return FIRST; } };
+/** What was chosen on this page, of which the browser may keep nothing. */
+let latestShare: number | undefined;
 
 /** The border between the list and the entry. It moves with the pointer and with the arrow keys. */
 function Divider(): JSX.Element {
-  const [share, setShare] = useState(savedShare), box = useRef<HTMLDivElement>(null);
+  const [share, setShare] = useState(() => latestShare ?? savedShare()), box = useRef<HTMLDivElement>(null);
   const set = (to: number) => {
     const next = Math.round(Math.max(LEAST, Math.min(MOST, to)));
-    setShare(next);
+    setShare(latestShare = next);
     try { localStorage.setItem(SHARE, String(next)); } catch { /* It is then valid only until the page is closed. */ }
   };
   useLayoutEffect(() => { box.current?.parentElement?.style.setProperty("--side", `${share}%`); }, [share]);

@@ -27,9 +27,10 @@ export function Recents(): JSX.Element | null {
   );
 }
 
-/** Whether to ask for handles of what is dropped. The browser may ask a person about each of them. */
+/** Whether to ask for handles of what is dropped. The browser may ask a person about each of them. A browser that stores nothing, or provides
+ *  no handles, is not offered that. */
 export function RememberDrops(): JSX.Element | null {
-  const [isOn, setOn] = useState(remembersDrops());
-  if (!("getAsFileSystemHandle" in DataTransferItem.prototype)) return null;
-  return <label class="check"><input type="checkbox" checked={isOn} onChange={(e) => { rememberDrops(e.currentTarget.checked); setOn(remembersDrops()); }} /> Also remember what is dropped (the browser may then ask about each drop)</label>;
+  const isOn = remembersDrops();
+  if (isOn === undefined || !("getAsFileSystemHandle" in DataTransferItem.prototype)) return null;
+  return <label class="check"><input type="checkbox" checked={isOn} onChange={(e) => { e.currentTarget.checked = rememberDrops(e.currentTarget.checked); }} /> Also remember what is dropped (the browser may then ask about each drop)</label>;
 }
