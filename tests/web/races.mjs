@@ -477,6 +477,14 @@ async function testLatest(page) {
     await show.waitFor({ state: "detached" });
     check(await page.locator("aside .trouble").count() === 0, await page.locator("aside .trouble").allTextContents().then(String));
   });
+  await test("groups that open around an entry which is found late are open in the list, too", async () => {
+    await openSample(page, "dcp_tp_fsdp2");
+    const all = await page.locator(".grid").getAttribute("aria-rowcount"), link = page.locator("section[aria-label='Largest tensors'] button").first(), [group] = (await link.textContent()).split(".");
+    await row(group).locator(".twist").click();
+    await page.locator(`.grid:not([aria-rowcount="${all}"])`).waitFor();
+    await holding(page, "reveal", () => link.click(), () => page.locator(ENTRIES).first().click());
+    await page.locator(`.grid[aria-rowcount="${all}"]`).waitFor();
+  });
   await test("a map that is chosen while a file is read is not replaced by the file", async () => {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Names");

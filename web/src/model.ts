@@ -411,9 +411,9 @@ export class Model {
       await this.lists.filter("all", "");
       if (isLatest()) found = await find();
     }
+    if (found) await this.lists.renew("all", found.rows, isLatest() ? found.row : undefined); // the worker has opened the groups around it in any case
     if (!isLatest()) return;
     if (found === null) this.hear({ message: `there is no entry named '${fqn}'`, status: "page" });
-    if (found) await this.lists.renew("all", found.rows, found.row);
     if (found && isLatest()) await this.choose(found.entry, fqn);
     this.changed();
   }
