@@ -351,6 +351,17 @@ async function testPalette(page) {
     });
     await page.locator("aside h2", { hasText: "few" }).waitFor();
   });
+  await test("what is typed right after Ctrl K goes into the field", async () => {
+    const typed = await page.evaluate(async () => {
+      document.querySelector(".grid").focus();
+      document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "k", ctrlKey: true, bubbles: true, cancelable: true }));
+      for (let i = 0; i < 20; i++) await null; // the page draws in microtasks
+      return document.activeElement.ariaLabel;
+    });
+    check(typed === "Go to", `“${typed}” has the focus`);
+    await page.keyboard.press("Escape");
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+  });
 }
 
 /** Chooses a JSON file that the page reads only when the function that this returns is called. */

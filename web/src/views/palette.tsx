@@ -1,6 +1,6 @@
 /** The list of commands and entries (Ctrl K, or ⌘ K on a Mac), and the list of keys (?). This script is fetched on demand. */
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { TABS, type View } from "../route";
 import { visible } from "../text";
 import { focusView } from "./focus";
@@ -9,7 +9,7 @@ import { GO_TO, useModel } from "./hooks";
 /** When it is closed, the focus returns to where it was, unless `focus` moves it. */
 function Dialog({ label, close, focus, children }: { label: string; close: () => void; focus?: () => boolean; children: ComponentChildren }): JSX.Element {
   const box = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key
     const { current } = box, before = document.activeElement;
     current?.showModal();
     addEventListener("popstate", close); // Back may have led to another view
