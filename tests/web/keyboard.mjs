@@ -3,7 +3,7 @@
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { rowsIn } from "./browser.mjs";
+import { PATIENCE, rowsIn } from "./browser.mjs";
 import { takePickers } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
 import { lendDirectory } from "./opening.mjs";
@@ -29,7 +29,7 @@ async function see(page) {
 
 /** Waits until something of this name has the focus, and it is seen. */
 async function expectFocus(page, name) {
-  const is = (text) => typeof name === "string" ? text === name : name.test(text), end = Date.now() + 10_000;
+  const is = (text) => typeof name === "string" ? text === name : name.test(text), end = Date.now() + PATIENCE;
   while (!is((await focused(page)).name)) {
     if (Date.now() > end) throw new Error(`${JSON.stringify(await focused(page))} has the focus, and not ${name}`);
     await page.waitForTimeout(50);

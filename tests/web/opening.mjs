@@ -81,10 +81,9 @@ async function testDifferences(page, made) {
     await facts.locator("dd", { hasText: "2 of 48" }).waitFor();
     check((await facts.textContent()).includes("largest finite |A − B|3.5") && (await facts.textContent()).includes("in the sign of zero (yellow)1"), await facts.textContent());
     await page.getByRole("img", { name: "Heat map of 6 × 8 differences A − B from -3.5 to 3.5" }).waitFor();
-    const colours = () => page.locator("section[aria-label='Comparison with B'] canvas").evaluate((c) => [[5, 2], [1, 4], [0, 0]].map(([i, j]) => [...c.getContext("2d").getImageData(i, j, 1, 1).data].join()));
-    // the canvas exists before it is drawn
-    for (let turns = 0; turns < 100 && (await colours())[2] === "0,0,0,0"; turns++) await page.waitForTimeout(50);
-    const [x, y, none] = await colours();
+    const canvas = "section[aria-label='Comparison with B'] canvas";
+    await page.waitForFunction((at) => document.querySelector(at).getContext("2d").getImageData(0, 0, 1, 1).data[3] > 0, canvas); // it exists before it is drawn
+    const [x, y, none] = await page.locator(canvas).evaluate((c) => [[5, 2], [1, 4], [0, 0]].map(([i, j]) => [...c.getContext("2d").getImageData(i, j, 1, 1).data].join()));
     check(x === "33,102,172,255" && y === "240,200,0,255" && none === "247,247,247,255", `${x} ${y} ${none}`);
   });
   await test("a slice that is not one is refused where it was asked for", async () => {
@@ -98,6 +97,7 @@ async function testDifferences(page, made) {
     await page.getByRole("img", { name: /^Heat map of 6 × 8 differences/ }).waitFor();
     await page.getByLabel("Slice", { exact: true }).fill(" ");
     await page.getByRole("button", { name: "Show values" }).click();
+    await page.getByRole("button", { name: "Show values" }).waitFor({ state: "detached" });
     check(await page.locator("[aria-label='Values of A'] table.values td:not(:empty)").count() === 48, "not all of the tensor is shown");
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, path.join(samples, "safetensors_float6"));

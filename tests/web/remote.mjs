@@ -99,7 +99,7 @@ async function testObjects(page, url, directory) {
   }));
   await test("an object of a DCP at a URL, which is a request, is read when it is chosen", () => onSite(page, url, { directory: path.join(directory, "dcp_objects"), name: ".metadata" }, async ({ asked }) => {
     await firstRow(page);
-    await page.locator("section[aria-label=Summary], aside .quiet").first().waitFor();
+    await page.locator("section[aria-label=Summary] dt", { hasText: "values" }).waitFor(); // the overview asks for nothing more
     const opened = asked.length;
     await page.locator(".window .row", { hasText: "step" }).click();
     await page.locator("aside pre", { hasText: "1001" }).waitFor();

@@ -184,6 +184,7 @@ async function openBoth(page, url, a, b) {
 async function comparedWhole(page) {
   await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
   await page.getByRole("heading", { name: "1 changed tensor has NaN or infinity" }).waitFor();
+  await page.locator(".window .row .measure", { hasText: /\d/ }).first().waitFor(); // the rows have what was measured after the heading
 }
 
 /** True for the last of three workers that begin. */

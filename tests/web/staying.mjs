@@ -35,6 +35,7 @@ async function heldAfter(page, session) {
   await page.locator(".current[aria-busy=false] .verdict-line", { hasText: "values included" }).waitFor();
   await goTo(page, "Convert…");
   await page.locator("section[aria-label=Save] table").waitFor();
+  for (const end = Date.now() + PATIENCE; page.workers().length > 1 && Date.now() < end;) await page.waitForTimeout(20); // the worker that compared has ended, which the browser reports later
   await session.send("HeapProfiler.collectGarbage");
   const { metrics } = await session.send("Performance.getMetrics"), held = Object.fromEntries(metrics.map(({ name, value }) => [name, value]));
   return { nodes: held.Nodes, listeners: held.JSEventListeners, workers: page.workers().length };

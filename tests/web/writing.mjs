@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
-import { root, samples } from "./browser.mjs";
+import { PATIENCE, root, samples } from "./browser.mjs";
 import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, native, takePickers, tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
 import { goTo, open, showFields } from "./views.mjs";
@@ -182,7 +182,7 @@ async function testDownloads(page, scratch) {
   await test("what an earlier page left in the origin's storage is removed, and what an open page needs stays", async () => {
     check(await left() > 0, "the copy is gone while its page is open");
     await page.reload();
-    const end = Date.now() + 20000;
+    const end = Date.now() + PATIENCE;
     while (await left() > 0 && Date.now() < end) await page.waitForTimeout(100);
     check(await left() === 0, `${await left()} copies are left`);
   });
@@ -310,7 +310,7 @@ async function testCancel({ context, url, broken }, scratch) {
   };
   const ends = async (act) => {
     await act();
-    const end = Date.now() + 20000, left = async () => Object.values(await chosenSizes(page)).flatMap((l) => Array.isArray(l) ? l : Object.keys(l));
+    const end = Date.now() + PATIENCE, left = async () => Object.values(await chosenSizes(page)).flatMap((l) => Array.isArray(l) ? l : Object.keys(l));
     while ((await left()).length && Date.now() < end) await page.waitForTimeout(50);
     check((await left()).length === 0, `left: ${(await left()).join(" ")}`);
   };
