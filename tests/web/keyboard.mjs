@@ -236,6 +236,7 @@ async function testViewsByKeys(page) {
     await expectFocus(page, "Layer by layer");
     await tabTo(page, "Add a checkpoint");
     await press(page, "Enter");
+    await page.locator("section[aria-label=Series] .samples button").first().waitFor();
     await tabTo(page, "dcp_tp_fsdp2");
     await press(page, "Enter");
     await page.locator("[aria-label=Columns] li", { hasText: "dcp_tp_fsdp2" }).waitFor();
