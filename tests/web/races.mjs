@@ -272,6 +272,24 @@ async function testTrouble(page, url) {
   });
 }
 
+/** A tab in the background has no frames, and its timers may be late. */
+async function testWithoutFrames(url, context) {
+  await test("what is told before the first frame is shown", async () => {
+    const tab = await context.newPage();
+    try {
+      await tab.addInitScript(() => {
+        const wait = setTimeout;
+        globalThis.requestAnimationFrame = () => 0;
+        globalThis.setTimeout = (body, ms = 0, ...rest) => (ms > 0 && ms < 1000 ? 0 : wait(body, ms, ...rest));
+      });
+      await tab.goto(`${url}?url=nothing-here.safetensors`);
+      await tab.locator(".trouble", { hasText: "answered 404" }).waitFor();
+    } finally {
+      await tab.close();
+    }
+  });
+}
+
 async function testTyping(page, url) {
   await test("the rows are those of the filter's last text, however fast it is typed", async () => {
     await page.goto(url);
@@ -567,6 +585,7 @@ export async function testRaces({ page, url, context, broken }) {
   await testOpenings(page, url);
   await testEnding(page, url);
   await testTrouble(page, url);
+  await testWithoutFrames(url, context);
   await testTyping(page, url);
   await testPalette(page);
   await testChoosing(page);

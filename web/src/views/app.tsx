@@ -108,7 +108,7 @@ const loadPalette = async () => (await import("./palette")).Palette;
 const loadShortcuts = async () => (await import("./palette")).Shortcuts;
 
 function useShortcuts(model: Model, ask: (what: "palette" | "shortcuts") => void): void {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const hear = (e: KeyboardEvent) => {
       const inText = e.target instanceof HTMLInputElement || e.target instanceof HTMLTextAreaElement || e.target instanceof HTMLSelectElement;
       if (document.querySelector("dialog[open]")) return;

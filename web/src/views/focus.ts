@@ -1,6 +1,6 @@
 /** Keeps the keyboard's place. What is focused disappears when a view is replaced, or when a button has done its work. Browsers
  *  then focus nothing, and a person who uses the keyboard would have to start again at the top of the page. */
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 
 /** Focuses something that is not a control, such as a view. */
 function focusPlace(place: HTMLElement): void {
@@ -20,7 +20,7 @@ export function focusView(): void {
  *  the component that is drawn whenever the page changes. */
 export function useKeptFocus(): void {
   const path = useRef<readonly EventTarget[]>([]);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const hear = (e: FocusEvent) => { path.current = e.composedPath(); };
     addEventListener("focusin", hear);
     return () => removeEventListener("focusin", hear);

@@ -1,6 +1,6 @@
 import { createContext } from "preact";
 import type { RefObject } from "preact";
-import { useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "preact/hooks";
+import { useContext, useLayoutEffect, useReducer, useRef, useState } from "preact/hooks";
 import type { Model } from "../model";
 import { entryOf, hashOf, viewOf, type View } from "../route";
 
@@ -11,14 +11,14 @@ export function useModel(): Model {
   const model = useContext(ModelContext);
   if (!model) throw new Error("no model");
   const [, redraw] = useReducer((n: number, _: undefined) => n + 1, 0);
-  useEffect(() => model.subscribe(() => redraw(undefined)), [model]);
+  useLayoutEffect(() => model.subscribe(() => redraw(undefined)), [model]); // before anything can change: an effect would wait for a frame
   return model;
 }
 
 /** The view that the address names, and the way to another, which Back undoes. */
 export function useView(): [View, (view: View) => void] {
   const [view, setView] = useState<View>(viewOf(location.hash));
-  useEffect(() => {
+  useLayoutEffect(() => {
     const hear = () => setView(viewOf(location.hash));
     addEventListener("popstate", hear); // no hashchange is fired if the query changes as well
     return () => removeEventListener("popstate", hear);
@@ -45,7 +45,7 @@ export const GO_TO = isMac ? "⌘ K" : "Ctrl K";
 /** Whether a media query matches, now and whenever that changes. */
 export function useMedia(media: string): boolean {
   const [matches, setMatches] = useState(matchMedia(media).matches);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const query = matchMedia(media), hear = () => setMatches(query.matches);
     query.addEventListener("change", hear);
     return () => query.removeEventListener("change", hear);

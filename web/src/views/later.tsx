@@ -6,6 +6,7 @@ import type { Trouble } from "../protocol";
 import { troubleOf } from "../trouble";
 import { TroubleBox } from "./parts";
 
+/** The views whose scripts have been fetched, by what fetches them. */
 const loaded = new Map<unknown, unknown>();
 
 export function Later<P extends object>({ load, ...rest }: { load: () => Promise<ComponentType<P>> } & P): JSX.Element {
