@@ -196,13 +196,18 @@ def full_state(directory):
     return state
 
 
+def placed(group, rank):
+    """The number of a rank of a group in placements."""
+    return dist.get_global_rank(group, rank) if hasattr(dcp.metadata, "StorageMeta") else rank  # PyTorch 2.3 counts the group's ranks
+
+
 def rows(size, group):
     """A ShardedTensor of a slice's rows, as FSDP has it, with the ranks' true numbers."""
     world, part = dist.get_world_size(group), -(-size[0] // dist.get_world_size(group))
     shards = []
     for r in range(world):
         begin, end = min(r * part, size[0]), min((r + 1) * part, size[0])
-        shards.append(ShardMetadata([begin, *[0] * (len(size) - 1)], [end - begin, *size[1:]], f"rank:{dist.get_global_rank(group, r)}/cpu"))
+        shards.append(ShardMetadata([begin, *[0] * (len(size) - 1)], [end - begin, *size[1:]], f"rank:{placed(group, r)}/cpu"))
     mine = shards[dist.get_rank(group)]
     return ShardedTensor._init_from_local_shards([Shard(torch.zeros(mine.shard_sizes), mine)], *size, process_group=group)
 
@@ -233,7 +238,7 @@ def check_sliced(directory, t, group, by_pytorch=True):
         (local,) = value.local_shards()
         part, me = -(-size[0] // dist.get_world_size(group)), dist.get_rank(group)
         assert value._process_group is group and list(value.size()) == size and value.dtype == whole.dtype, name
-        assert torch.equal(local.tensor, cut[me * part:(me + 1) * part]) and local.metadata.placement.rank() == dist.get_rank(), name
+        assert torch.equal(local.tensor, cut[me * part:(me + 1) * part]) and local.metadata.placement.rank() == placed(group, me), name
 
 
 def refused(call, *parts):

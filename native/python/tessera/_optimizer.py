@@ -13,7 +13,7 @@ from ._library import FOR_VALUES, PlannedRead, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of
 from ._torch_metadata import MARKER, marker_of
-from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties, local_tensor
+from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties, local_tensor, placed_rank
 from .torch import StorageReader
 
 _MOST_POSITIONS = 1 << 20  # of a list in a state dict, so that a damaged path cannot take all memory
@@ -73,10 +73,11 @@ def _device_of(group):
     return device if device.type == "cpu" else torch.device(device.type, getattr(torch, device.type).current_device())
 
 
-def _placement(rank, device):
-    if rank == dist.get_rank() or device.type == "cpu":
-        return f"rank:{rank}/{device}"
-    return f"rank:{rank}/{device.type}:{rank % getattr(torch, device.type).device_count()}"
+def _placement(group, rank, device):
+    placed = placed_rank(group, rank)
+    if rank == dist.get_rank(group) or device.type == "cpu":
+        return f"rank:{placed}/{device}"
+    return f"rank:{placed}/{device.type}:{placed % getattr(torch, device.type).device_count()}"
 
 
 def _set_element(container, path, value):
@@ -201,7 +202,7 @@ class _Job:
         for r in range(world):
             begin, end = min(r * part, size[0]), min((r + 1) * part, size[0])
             if self.is_2d or begin < end or size[0] == 0:
-                placement = _placement(dist.get_global_rank(self.group, r), self.device)
+                placement = _placement(self.group, r, self.device)
                 shards.append(ShardMetadata([begin, *[0] * (len(size) - 1)], [end - begin, *size[1:]], placement))
         return shards
 

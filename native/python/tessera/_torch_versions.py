@@ -8,6 +8,7 @@ import inspect
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 
@@ -53,6 +54,11 @@ def local_tensor(dtensor):
     """Returns what a DTensor has on this rank, of whatever class it is. to_local() of PyTorch 2.3 makes a view of it, which a ShardedTensor does
     not have."""
     return dtensor._local_tensor
+
+
+def placed_rank(group, rank):
+    """Returns the number by which placements of shards name a rank of a group: its global rank, and before PyTorch 2.4 its rank in the group."""
+    return dist.get_global_rank(group, rank) if StorageMeta else rank
 
 
 def meta_fields(**ids):
