@@ -17,8 +17,7 @@ TYPES = {"flag": "bool", "text": "str | None", "texts": "str | Sequence[str]", "
          "size": "int | str | None", "document": "Document | None", "checkpoint": "CheckpointOrPath | None", "model": "Against | None"}
 # Options whose values are not what the type of the table says.
 OTHER_TYPES = {"also": "CheckpointOrPath | Sequence[CheckpointOrPath]", "step": "str | int | None", "weight": "float | str | Sequence[float | str]",
-               "source": "StrPath | None", "atol": "float", "rtol": "float"}
-DEFAULTS = {"bool": "False", "float": "0.0", "int": "0"}
+               "source": "StrPath | None"}
 
 PATH, FORM = ("path", "CheckpointOrPath"), ("format", "Format")
 DICT, BAR = "dict[str, Any]", ["on_progress", "progress"]
@@ -87,7 +86,7 @@ def annotation(option):
 
 
 def default(written):
-    return DEFAULTS.get(written, "()" if "Sequence" in written and "None" not in written else "None")
+    return "False" if written == "bool" else "()" if "Sequence" in written and "None" not in written else "None"
 
 
 def in_python(text, operands):

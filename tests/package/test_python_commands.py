@@ -135,6 +135,8 @@ def test_what_writes_writes_the_bytes_of_the_command(t):
     save_file(two, t.at("two.safetensors"))
     tessera.merge(t.at("merged.safetensors"), t.at("one.safetensors"), t.at("two.safetensors"), method="linear", weight=[0.25, 0.75])
     assert torch.equal(load_file(t.at("merged.safetensors"))["w"], one["w"] * 0.25 + two["w"] * 0.75)
+    tessera.merge(t.at("beyond.safetensors"), t.at("one.safetensors"), t.at("two.safetensors"), method="linear", weight=[-0.5, 1.5])
+    assert torch.equal(load_file(t.at("beyond.safetensors"))["w"], one["w"] * -0.5 + two["w"] * 1.5)
     assert tessera.copy(t.at("a"), t.at("e"))["schema"] == "tessera.cp/1"
     same_files(t.at("a"), t.at("e"))
     os.remove(t.at("e/.metadata"))
@@ -174,6 +176,9 @@ def test_get_reads_what_indexing_gives(t):
             assert got.shape == want.shape and (got == want).all(), inside
     assert tessera.get(t.at("x.pt"), "v[0]").tolist() == [1.0] * 3  # a name comes before a slice
     assert tessera.get(t.at("x.pt"), "step") == 7 and tessera.get(t.at("x.pt"), "zero").tolist() == 2.5
+    with tessera.open(t.at("x.pt")) as checkpoint:
+        assert tessera.get(checkpoint, "step") == 7
+        fails(ValueError, lambda: tessera.get(checkpoint, "step", part="model"), "the checkpoint is open already; pass its path to choose part")
     assert bytes(tessera.get(t.at("x.pt"), "half[1:2]")) == tensor.to(torch.bfloat16)[1:2].view(torch.uint8).numpy().tobytes()
     for wrong, reason in (("w[4]", "beyond its size 4"), ("w[0,0,0,0]", "3 dimensions"), ("w[x]", "'x' is not an index of dim 0"), ("no", "no 'no'")):
         fails(tessera.TesseraError, lambda: tessera.get(t.at("x.pt"), wrong), reason)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import AbstractSet, Literal, Sequence, Union, get_args
 
 from ._checkpoint import Checkpoint
-from ._choices import Document, StrPath, encoded, for_c, listed, path_text, text, text_of, tolerance, whole_number
+from ._choices import Document, StrPath, encoded, for_c, is_given, listed, path_text, real_number, text, text_of, whole_number
 from ._html import SHOWN
 from ._library import TesseraError, in_python, run_command, slice_of, warn
 from ._options import OPTIONS
@@ -114,7 +114,7 @@ def _texts(given, name):
         return [_path(one, name) for one in _each(given, name, "paths of directories")]
     if name == "weight":
         each = _each([given] if isinstance(given, (int, float)) else given, name, "numbers")
-        return [encoded(one if isinstance(one, str) else repr(tolerance(one, name))) for one in each]
+        return [encoded(one if isinstance(one, str) else repr(real_number(one, name))) for one in each]
     each = _each(given, name, "strings such as 'values/nan=error'" if name == "rule" else "strings")
     return [encoded(text(one, f"each {name}")) for one in each]
 
@@ -125,11 +125,10 @@ def _values(name, kind, words, given, texts):
         if isinstance(given, (str, bytes)):
             raise TypeError(f"{name} is True or False, not {given!r}")
         return [None] if given else []
-    if kind == "real":
-        value = tolerance(given, name) if given is not None or name in ("atol", "rtol") else None
-        return [] if value is None or value == 0 and name in ("atol", "rtol") else [repr(value).encode()]
     if given is None:
         return []
+    if kind == "real":
+        return [repr(real_number(given, name, 0)).encode()]
     if kind == "texts":
         return _texts(given, name)
     if kind == "choice":
@@ -137,8 +136,7 @@ def _values(name, kind, words, given, texts):
             raise ValueError(f"{name} is {listed([*map(repr, words), 'None'])}, not {given!r}")
         return [given.encode()]
     if kind in ("number", "count"):
-        number = whole_number(given, name)
-        return [] if number == 0 and name in ("threads", "io_depth") else [str(number).encode()]
+        return [str(whole_number(given, name, least=1 if kind == "count" else 0)).encode()]
     if kind == "size":
         return [encoded(given) if isinstance(given, str) else str(whole_number(given, name, 1 << 63)).encode()]
     if kind == "document":
@@ -159,7 +157,7 @@ def _operands(command, operands, options, texts):
         if isinstance(operand, Checkpoint) and at == (1 if command in ("map", "merge", "optim") else 0):
             choices = {**_choices_of(operand), **{name: value for name, value in operand._layers._asdict().items() if value}}
             for option, value in {**choices, **operand._shared}.items():
-                if option in OPTIONS[command] and not options.get(option):
+                if option in OPTIONS[command] and not is_given(options.get(option)):
                     options[option] = value
                 elif value and option in choices:
                     raise ValueError(f"the checkpoint was opened with {option}; pass its path to choose otherwise")
@@ -267,8 +265,12 @@ def findings(command, operands, options, on_progress, progress):
 def get(_command, operands, options):
     (_, path), (_, name) = operands
     if isinstance(path, Checkpoint):
+        chosen = [option for option, value in options.items() if is_given(value)]
+        if chosen:
+            raise ValueError(f"the checkpoint is open already; pass its path to choose {listed(chosen)}")
         return _get(path, text(name, "name"))
-    with Checkpoint(path, **{option: value if value is not None or option in ("part", "step", "shards") else 0 for option, value in options.items()}) as checkpoint:
+    numbers = {option: 0 if options[option] is None else whole_number(options[option], option, least=1) for option in ("threads", "io_depth")}
+    with Checkpoint(path, **{**options, **numbers}) as checkpoint:
         return _get(checkpoint, text(name, "name"))
 
 

@@ -196,7 +196,7 @@ class Checkpoint(Mapping[str, Entry]):
                  canonical: bool = False, _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None,
                  _warns: bool = True) -> None:
         self._choices = Choices(part, step, also, shards, bool(salvage), _is_compared)
-        self._shared = {"threads": threads, "io_depth": io_depth, "allow_expansion": allow_expansion}
+        self._shared = {"threads": threads or None, "io_depth": io_depth or None, "allow_expansion": allow_expansion}  # as commands have them
         if isinstance(lora, Checkpoint):
             lora = lora.path
         self._layers = Layers(map, bool(inverse), lora, bool(dequantize), bool(canonical))

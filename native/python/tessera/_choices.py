@@ -13,20 +13,25 @@ StrPath = Union[str, "os.PathLike[str]"]
 Document = Union["dict[str, Any]", str, bytes, "os.PathLike[str]"]
 
 
-def whole_number(given: Any, what: str, limit: int = 1 << 32) -> int:
-    """Returns a number that is 0 or more and below the limit. `what` names it in errors."""
+def is_given(value: Any) -> bool:
+    """Whether the value of an option asks for anything: None, False and sequences without elements do not."""
+    return value is not None and value is not False and not (isinstance(value, (list, tuple)) and not value)
+
+
+def whole_number(given: Any, what: str, limit: int = 1 << 32, least: int = 0) -> int:
+    """Returns a number from `least` on and below the limit. `what` names it in errors."""
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise TypeError(f"{what} is a whole number, not {type(given).__name__}")
-    if not 0 <= operator.index(given) < limit:
-        raise ValueError(f"{what} is a whole number from 0 to {limit - 1}, not {given}")
+    if not least <= operator.index(given) < limit:
+        raise ValueError(f"{what} is a whole number from {least} to {limit - 1}, not {given}")
     return operator.index(given)
 
 
-def tolerance(given: Any, what: str) -> float:
+def real_number(given: Any, what: str, least: float = -math.inf) -> float:
     if isinstance(given, (bool, str)) or not hasattr(given, "__float__"):
         raise TypeError(f"{what} is a number, not {type(given).__name__}")
-    if not 0 <= float(given) < math.inf:
-        raise ValueError(f"{what} is a number of 0 or more, not {given}")
+    if not float(given) >= least:
+        raise ValueError(f"{what} is a number" + (f" of {least} or more" if least > -math.inf else "") + f", not {given}")
     return float(given)
 
 
@@ -95,7 +100,7 @@ class Choices(NamedTuple):
 
     def given(self) -> dict[str, Any]:
         """Returns the options that were given, by name."""
-        return {name: value for name, value in self._asdict().items() if name != "is_compared" and value is not None and value is not False and value != ()}
+        return {name: value for name, value in self._asdict().items() if name != "is_compared" and is_given(value)}
 
     def paths(self, path: StrPath) -> list[bytes]:
         """Returns `path` and the directories that form one checkpoint with it."""

@@ -58,12 +58,13 @@ def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, par
         "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
 
 
-def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout: bool = False, atol: float = 0.0, rtol: float = 0.0,
-         allow_expansion: bool = False, *, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
-         canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
-         part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-         shards: Document | None = None, salvage: bool = False, threads: int | None = None, io_depth: int | None = None,
-         on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout: bool = False, atol: float | None = None,
+         rtol: float | None = None, allow_expansion: bool = False, *, map: Document | None = None, inverse: bool = False,
+         dequantize: bool = False, canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (),
+         baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
+         also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+         threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+         progress: bool = False) -> dict[str, Any]:
     """Compare two checkpoints, whatever their formats and shardings. Return what `tessera diff` prints as JSON, as a dict.
 
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
@@ -96,7 +97,7 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
 
 
 def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map: Document | None = None, inverse: bool = False,
-                dequantize: bool = False, values: bool = False, atol: float = 0.0, rtol: float = 0.0, layout: bool = False,
+                dequantize: bool = False, values: bool = False, atol: float | None = None, rtol: float | None = None, layout: bool = False,
                 canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
                 allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
                 also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
