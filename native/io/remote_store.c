@@ -179,9 +179,10 @@ static tsr_status check_part(const char *shown, const tsr_http_transfer *t, uint
     if (!answer->is_range)
         return tsr_raise(err, TSR_E_IO, byte_offset,
                          "%s: the server answered 206 without saying which part of the file it gave", shown);
-    const uint64_t last = answer->total && answer->total - 1 - byte_offset < size - 1 && answer->total > byte_offset
-                              ? answer->total - 1
-                              : byte_offset + size - 1;
+    const uint64_t asked = byte_offset + size - 1;
+    const bool ends_before = answer->total && answer->total - 1 - byte_offset < size - 1 && answer->total > byte_offset;
+    const bool may_end_before = answer->total == UINT64_MAX && answer->last < asked; /* where, only the server knows */
+    const uint64_t last = ends_before ? answer->total - 1 : may_end_before ? answer->last : asked;
     if (answer->first != byte_offset || answer->last != last)
         return tsr_raise(err, TSR_E_IO, byte_offset,
                          "%s: the server gave bytes %" PRIu64 "-%" PRIu64 " where %" PRIu64 "-%" PRIu64 " were asked for",
@@ -311,14 +312,17 @@ static tsr_status remote_marked(tsr_str bytes, tsr_arena *arena, tsr_str out[TSR
 
 /* ---- remote store ---- */
 
-enum { WHOLE = 64 << 20 };
+/* Without ranges: the largest file that is read. FIRST: what the request for a file's size asks for if its first bytes will be read; MOST_FIRST: of
+ * all files that are asked for together. */
+enum { WHOLE = 64 << 20, FIRST = 64 << 10, MOST_FIRST = 16 << 20 };
 
 typedef struct remote_file {
     tsr_str name, url;
     tsr_str shown; /* the URL without its secrets, for messages */
     uint64_t size;
     char version[160];
-    char *whole; /* all bytes of the file, if the server does not support ranges; otherwise NULL */
+    char *first; /* its first bytes, which came with its size; all of them, if the server does not support ranges */
+    size_t first_size, first_room;
 } remote_file;
 
 typedef struct remote_store {
@@ -366,12 +370,17 @@ static tsr_status fetch(void *ctx, uint32_t number, uint64_t offset, void *buffe
     return TSR_OK;
 }
 
+static bool is_here(const remote_file *file, uint64_t offset, uint64_t size)
+{
+    return offset <= file->first_size && size <= file->first_size - offset;
+}
+
 static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     remote_store *store = ctx;
     const remote_file *f = file_at(store, file);
-    if (f->whole) {
-        memcpy(buffer, f->whole + offset, size);
+    if (is_here(f, offset, size)) {
+        memcpy(buffer, f->first + offset, size);
         return TSR_OK;
     }
     const size_t taken = tsr_scheduled_reads_take(store->scheduled, file, offset, buffer, size);
@@ -412,12 +421,17 @@ static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
     tsr_pool_run(f.store->readers, count, fetch_run, &f);
 }
 
-/* Files that were read as a whole are in memory already. */
+static bool is_place_here(remote_store *store, const tsr_store_place *p)
+{
+    return is_here(file_at(store, p->file), p->offset, p->size);
+}
+
+/* What came with the sizes of files is in memory already. */
 static void remote_prefetch(tsr_store *base, const tsr_store_place *places, size_t count)
 {
     remote_store *store = (remote_store *)base;
     for (size_t i = 0, end; i < count; i = end + 1) {
-        for (end = i; end < count && !file_at(store, places[end].file)->whole; end++) continue;
+        for (end = i; end < count && !is_place_here(store, &places[end]); end++) continue;
         if (end > i) tsr_block_cache_prefetch(store->cache, base->files, &places[i], end - i, fetch_runs);
     }
 }
@@ -427,7 +441,7 @@ static tsr_status remote_guard(tsr_store *base, const tsr_store_guard *guard, ts
     return tsr_guards_add(((remote_store *)base)->guards, guard, err);
 }
 
-/* Files that were read as a whole need not be fetched. */
+/* What came with the sizes of files need not be fetched. */
 static tsr_status remote_schedule(tsr_store *base, const tsr_store_place *places, size_t count, tsr_error *err)
 {
     remote_store *store = (remote_store *)base;
@@ -435,7 +449,7 @@ static tsr_status remote_schedule(tsr_store *base, const tsr_store_place *places
     size_t kept = 0;
     if (count && !fetched) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++)
-        if (!file_at(store, places[i].file)->whole) fetched[kept++] = places[i];
+        if (!is_place_here(store, &places[i])) fetched[kept++] = places[i];
     const tsr_status status = tsr_scheduled_reads_begin(store->scheduled, fetched, kept, err);
     tsr_free(store->allocator, fetched, count, sizeof *fetched);
     return status;
@@ -447,6 +461,13 @@ static void remote_expect(tsr_store *base, uint32_t file, uint64_t offset, uint6
     (void)tsr_scheduled_reads_reach(((remote_store *)base)->scheduled, file, offset);
 }
 
+static void forget_first(const remote_store *store, remote_file *file)
+{
+    tsr_free(store->allocator, file->first, file->first_room, 1);
+    file->first = NULL;
+    file->first_size = file->first_room = 0;
+}
+
 static void remote_close(tsr_store *base)
 {
     remote_store *store = (remote_store *)base;
@@ -454,10 +475,7 @@ static void remote_close(tsr_store *base)
     tsr_pool_free(store->readers);
     tsr_guards_free(store->guards);
     tsr_block_cache_free(store->cache);
-    for (uint32_t i = 0; i < store->files.count; i++) {
-        remote_file *f = file_at(store, i);
-        if (f->whole) tsr_free(store->allocator, f->whole, (size_t)f->size + 1, 1);
-    }
+    for (uint32_t i = 0; i < store->files.count; i++) forget_first(store, file_at(store, i));
     tsr_vec_free(&store->files);
     tsr_vec_free(&store->listing);
     http_close(store->http);
@@ -467,6 +485,19 @@ static void remote_close(tsr_store *base)
 
 /* ---- requesting files ---- */
 
+/* Asks for the first `size` bytes of a file, and keeps those that it has. */
+static tsr_status read_first(const remote_store *store, remote_file *file, size_t size, tsr_http_answer *answer,
+                             tsr_error *err)
+{
+    file->first = tsr_alloc(store->allocator, size, 1, err);
+    if (!file->first) return TSR_E_NOMEM;
+    file->first_room = size;
+    const tsr_status status = http_get(store->http, file->url.data, (http_range){0, size, file->first}, answer, err);
+    if (status == TSR_OK && answer->status == 206) file->first_size = answer->size;
+    return status;
+}
+
+/* Reads a file from a server that does not support ranges. */
 static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_http_answer *first, tsr_error *err)
 {
     tsr_http_answer answer;
@@ -476,25 +507,20 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
                          "open the local file",
                          file->shown.data, first->status);
     }
-    file->size = first->total;
-    file->whole = tsr_alloc(store->allocator, (size_t)file->size + 1, 1, err);
-    if (!file->whole) return TSR_E_NOMEM;
-    const http_range range = {0, (size_t)file->size + 1, file->whole};
-    const tsr_status status = http_get(store->http, file->url.data, range, &answer, err);
-    if (status == TSR_OK && answer.size != file->size)
+    forget_first(store, file);
+    TSR_TRY(read_first(store, file, (size_t)file->size + 1, &answer, err)); /* one more, to notice that there are more */
+    if (answer.size != file->size)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->shown.data, answer.size,
                          file->size);
-    return status;
+    file->first_size = answer.size;
+    return TSR_OK;
 }
 
-/* Asks the server for the size and version of a file. TSR_E_NOT_FOUND if it does not have the file. */
-static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
+/* Asks the server for the size and version of a file, together with its first bytes. TSR_E_NOT_FOUND if it does not have the file. */
+static tsr_status ask(remote_store *store, remote_file *file, size_t first, tsr_error *err)
 {
-    char byte;
     tsr_http_answer answer;
-    const char *url = file->url.data;
-    const tsr_status status = http_get(store->http, url, (http_range){0, 1, &byte}, &answer, err);
-    if (status != TSR_OK) return status;
+    TSR_TRY(read_first(store, file, first, &answer, err));
     memcpy(file->version, answer.version, sizeof file->version);
     file->size = answer.total;
     if (answer.status == 416 && answer.total == 0) return TSR_OK; /* an empty file has no first byte */
@@ -503,6 +529,10 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                          "%s: the server does not report the size of the file; download it and open the local file",
                          file->shown.data);
+    if (answer.status == 200 && answer.size == answer.total) {
+        file->first_size = answer.size;
+        return TSR_OK;
+    }
     if (answer.status == 200) return read_whole(store, file, &answer, err);
     const bool is_refused = answer.status == 401 || answer.status == 403;
     const bool is_missing =
@@ -557,6 +587,7 @@ static tsr_str shown_as(const remote_store *store, tsr_str url, tsr_error *err)
 
 typedef struct asking {
     remote_store *store;
+    size_t first; /* bytes of each file to ask for */
     remote_file *files;
     tsr_status *statuses;
     tsr_error *errors;
@@ -565,7 +596,7 @@ typedef struct asking {
 static void ask_one(void *arg, size_t index)
 {
     const asking *a = arg;
-    a->statuses[index] = ask(a->store, &a->files[index], &a->errors[index]);
+    a->statuses[index] = ask(a->store, &a->files[index], a->first, &a->errors[index]);
 }
 
 static tsr_status take_answers(const asking *a, size_t count, size_t *added, tsr_error *err)
@@ -577,7 +608,7 @@ static tsr_status take_answers(const asking *a, size_t count, size_t *added, tsr
             *file = a->files[i];
             ++*added;
         } else {
-            if (a->files[i].whole) tsr_free(a->store->allocator, a->files[i].whole, (size_t)a->files[i].size + 1, 1);
+            forget_first(a->store, &a->files[i]);
             if (status != TSR_OK || a->statuses[i] == TSR_E_NOT_FOUND) continue;
             status = a->statuses[i] == TSR_OK ? TSR_E_NOMEM : a->statuses[i];
             if (a->statuses[i] != TSR_OK && err) *err = a->errors[i];
@@ -586,10 +617,19 @@ static tsr_status take_answers(const asking *a, size_t count, size_t *added, tsr
     return status;
 }
 
-tsr_status tsr_remote_store_add(tsr_store *base, const tsr_str *names, size_t count, size_t *added, tsr_error *err)
+/* Of a few files 64 KiB each, of many less. */
+static size_t first_of(size_t count)
+{
+    const size_t each = count ? MOST_FIRST / count : 0;
+    return each > FIRST ? FIRST : each ? each : 1;
+}
+
+tsr_status tsr_remote_store_add(tsr_store *base, const tsr_str *names, size_t count, bool with_first, size_t *added,
+                                tsr_error *err)
 {
     remote_store *store = (remote_store *)base;
     asking a = {.store = store,
+                .first = with_first ? first_of(count) : 1,
                 .files = tsr_arena_array(store->arena, count, sizeof *a.files, err),
                 .statuses = tsr_arena_array(store->arena, count, sizeof *a.statuses, err),
                 .errors = tsr_alloc(store->allocator, count + 1, sizeof *a.errors, err)};
@@ -642,7 +682,7 @@ static tsr_status ask_for(remote_store *store, const char *const *list, tsr_erro
         names[count] = tsr_str_from(list[count]);
         count++;
     }
-    return tsr_remote_store_add(&store->base, names, count, &added, err);
+    return tsr_remote_store_add(&store->base, names, count, true, &added, err);
 }
 
 /* Requests the files that the first existing marker leads to. */
@@ -658,7 +698,7 @@ static tsr_status follow_marker(remote_store *store, tsr_error *err)
     if (size == 0 || size > sizeof bytes) return TSR_OK;
     tsr_status status = remote_read_at(&store->base, file, 0, bytes, (size_t)size, err);
     if (status == TSR_OK) status = remote_marked((tsr_str){bytes, (size_t)size}, store->arena, names, &count, err);
-    return status == TSR_OK && count ? tsr_remote_store_add(&store->base, names, count, &added, err) : status;
+    return status == TSR_OK && count ? tsr_remote_store_add(&store->base, names, count, true, &added, err) : status;
 }
 
 static tsr_status find_first(remote_store *store, tsr_error *err)
@@ -666,7 +706,7 @@ static tsr_status find_first(remote_store *store, tsr_error *err)
     for (size_t i = 0; remote_first[i]; i++) {
         const tsr_str name = tsr_str_from(remote_first[i]);
         size_t added;
-        TSR_TRY(tsr_remote_store_add(&store->base, &name, 1, &added, err));
+        TSR_TRY(tsr_remote_store_add(&store->base, &name, 1, true, &added, err));
         if (added) return remote_is_model(remote_first[i]) ? ask_for(store, remote_of_trainer, err) : TSR_OK;
     }
     return TSR_OK;
@@ -698,10 +738,10 @@ static tsr_status open_file(remote_store *store, const char *address, tsr_str na
                         .url = tsr_arena_str(store->arena, tsr_str_from(address), err)};
     file.shown = shown_as(store, file.url, err);
     if (!file.name.data || !file.shown.data) return TSR_E_NOMEM;
-    tsr_status status = ask(store, &file, err);
+    tsr_status status = ask(store, &file, FIRST, err);
     remote_file *kept = status == TSR_OK ? tsr_vec_push(&store->files, err) : NULL;
     if (kept) *kept = file;
-    else if (file.whole) tsr_free(store->allocator, file.whole, (size_t)file.size + 1, 1);
+    else forget_first(store, &file);
     if (status == TSR_OK) status = kept ? list_files(store, err) : TSR_E_NOMEM;
     if (status == TSR_OK) store->base.primary = 0;
     return status;

@@ -59,9 +59,11 @@ static tsr_status open_again(asking *a, const tsr_host *host, tsr_checkpoint **c
     TSR_TRY(add_names(a, step, names, count, err));
     *done = a->names.count == 0;
     if (*done) return TSR_OK;
+    const bool has_headers =
+        tsr_checkpoint_catalog(*checkpoint)->format != TSR_FORMAT_DCP; /* which are read when it is opened */
     tsr_checkpoint_close(*checkpoint);
     *checkpoint = NULL;
-    TSR_TRY(tsr_remote_store_add(store, a->names.items, a->names.count, &added, err));
+    TSR_TRY(tsr_remote_store_add(store, a->names.items, a->names.count, has_headers, &added, err));
     a->names.count = 0;
     *done = added == 0;
     return tsr_checkpoint_open(store, host, options, checkpoint, err);

@@ -262,6 +262,30 @@ def test_addresses_of_small_chunks_are_requested_once(t):
 
 
 @test
+def test_addresses_of_small_files_and_of_headers_are_requested_once(t):
+    """The request for the size of a file gets its beginning, too: all of a small file, and the header of a shard. Files of a .metadata are only
+    asked for their sizes before their values are read."""
+    sizes = {f"t{i:02}": 4096 if i % 2 else 1 << 17 for i in range(40)}  # a shard for each tensor
+    st_write(t.at("one.safetensors"), {name: ("F32", [size // 4], os.urandom(size // 4) + bytes(size - size // 4)) for name, size in sizes.items()})
+    t.run("convert", t.at("one.safetensors"), t.at("shards"), "--max-shard-size", "4KB")
+    t.run("reshard", t.at("one.safetensors"), t.at("ck"), "--to", "dcp", "--mesh", "4", "--placements", "shard(0)")
+    large = {name for name in os.listdir(t.at("shards")) if os.path.getsize(t.at("shards", name)) > 1 << 16}
+    need(len(os.listdir(t.at("shards"))) == 41 and len(large) == 20, f"{sorted(os.listdir(t.at('shards')))}")
+    for command in (["inspect"], ["validate", "--deep"], ["cp"], ["convert", "--to", "torch"]):
+        with serving(t.directory) as s:
+            t.run(command[0], s.url + "shards/", *([t.at(command[0])] if command[0] in ("cp", "convert") else []), *command[1:])
+            asked = collections.Counter(os.path.basename(path) for path, _, _ in s.asked if os.path.exists(t.directory + path))
+        want = {name: 2 if name in large and command[0] != "inspect" else 1 for name in os.listdir(t.at("shards"))}
+        need(asked == want, f"{command}: {asked}")
+    need(files_below(t.at("cp")) == files_below(t.at("shards")), "another copy")
+    t.run("diff", "--values", t.at("one.safetensors"), t.at("convert"))
+    with serving(t.directory) as s:
+        t.run("inspect", s.url + "ck/")
+        asked = sorted((path, range_) for path, range_, _ in s.asked if os.path.exists(t.directory + path))
+    need(asked == [("/ck/.metadata", "bytes=0-65535"), *((f"/ck/__{rank}_0.distcp", "bytes=0-0") for rank in range(4))], asked)
+
+
+@test
 def test_addresses_of_files_that_were_copied_are_not_requested_again(t):
     """What an interrupted copy has recorded is kept, and costs a continued one no request."""
     dcp_of(t, 8, 64)
@@ -344,12 +368,12 @@ def test_addresses_odd_answers_are_told(t):
         h.send_header("Content-Length", str(1 << 40))
         h.end_headers()
         with contextlib.suppress(OSError):
-            h.wfile.write(bytes(1 << 16))
+            h.wfile.write(bytes(1 << 17))
         h.close_connection = True
         return True
 
     def changing(h, name, count):
-        data = open(SAMPLES + name, "rb").read()
+        data = open(t.directory + name, "rb").read()
         m = re.fullmatch(r"bytes=(\d+)-(\d+)", h.headers["Range"])
         first, last = int(m[1]), min(int(m[2]), len(data) - 1)
         h.answer(206, data[first:last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", ETag=f'"v{count}"')
@@ -363,7 +387,11 @@ def test_addresses_odd_answers_are_told(t):
     name = os.path.relpath(path if os.path.isfile(path) else os.path.join(path, os.listdir(path)[0]), SAMPLES)
     with serving(SAMPLES, whole) as s:
         need(t.json("inspect", s.url + name, "--json")["summary"]["tensors"] > 0, "a small file without ranges")
-    for oddity, message in ((huge, "206"), (changing, "changed while it was being read"), (other_length, "gave"),
+    st_write(t.at("many.safetensors"), {f"tensor{i:05}": ("F32", [1], bytes(4)) for i in range(2000)})  # whose header takes more than one request
+    with serving(t.directory, changing) as s:
+        p = t.run("inspect", s.url + "many.safetensors", status=2)
+        need(b"changed while it was being read" in p.stderr and s.counts["/many.safetensors"] > 1, f"{s.counts}: {p.stderr}")
+    for oddity, message in ((huge, "206"), (other_length, "gave"),
                             (lambda h, n, c: h.answer(403) or True, "403"), (lambda h, n, c: h.answer(404) or True, "404"),
                             (lambda h, n, c: h.answer(302, Location="file:///etc/passwd") or True, "rotocol")):
         with serving(SAMPLES, oddity) as s:

@@ -103,9 +103,11 @@ bool tsr_is_address(const char *path); /* http://… or https://… */
  * TSR_E_UNSUPPORTED (no libcurl, no ranges), TSR_E_NOMEM; messages contain the URL. */
 tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
 
-/* Adds further files to the store by name (tsr_checkpoint_missing); files that the server does not have are left out.
- * *added: how many were found. Changes store->files: no checkpoint may be open over it. */
-tsr_status tsr_remote_store_add(tsr_store *store, const tsr_str *names, size_t count, size_t *added, tsr_error *err);
+/* Adds further files to the store by name (tsr_checkpoint_missing); files that the server does not have are left out. with_first: the request for
+ * the size of each also gets its first bytes, at most 64 KiB, which need not be requested again; otherwise one byte, which is all that listing needs
+ * of files whose places of tensors are known. *added: how many were found. Changes store->files: no checkpoint may be open over it. */
+tsr_status tsr_remote_store_add(tsr_store *store, const tsr_str *names, size_t count, bool with_first, size_t *added,
+                                tsr_error *err);
 
 /* Identifies the version of a file: its ETag, or otherwise its date. Empty if the server sent neither, or the store is not
  * remote. Borrowed until the store is closed. */
