@@ -7,12 +7,12 @@ import shutil
 import sys
 
 import torch
-import torch.distributed.checkpoint as dcp
 from ended import leaving
 from harness import ROOT, SAMPLES
 from safetensors.torch import save_file
 from shell import check
 from test_python import INSTALLED, tessera
+from torch_names import dcp
 
 PAGE = os.path.join(ROOT, "native/python/README.md")
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
