@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import AbstractSet, Literal, Sequence, Union, get_args
+from typing import AbstractSet, Any, Literal, Sequence, Union, get_args
 
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath, encoded, for_c, is_given, listed, path_text, real_number, text, text_of, whole_number
@@ -270,7 +270,8 @@ def get(_command, operands, options):
             raise ValueError(f"the checkpoint is open already; pass its path to choose {listed(chosen)}")
         return _get(path, text(name, "name"))
     numbers = {option: 0 if options[option] is None else whole_number(options[option], option, least=1) for option in ("threads", "io_depth")}
-    with Checkpoint(path, **{**options, **numbers}) as checkpoint:
+    opening: dict[str, Any] = {**options, **numbers}
+    with Checkpoint(path, **opening) as checkpoint:
         return _get(checkpoint, text(name, "name"))
 
 

@@ -331,13 +331,14 @@ def _collect(stops, call, path):
     return _written(functools.partial(_interruptible, stops, call), path)
 
 
-def run_command(command, operands, options, *, writes=False, on_progress=None):
+def run_command(command, operands, options, *, writes=False, on_progress: Any = None):
     """Runs a command of the command line. operands: bytes; options: (name, value) as bytes, without dashes; the value of a flag is None.
     Returns what it writes, its messages as (text, status) of warnings (status None) and errors, and whether it ran.
 
     `writes`: the command makes files. It is then stopped only where it can clean up. Raises what `on_progress` raises, and KeyboardInterrupt,
     once the command has ended."""
-    stop, parts, said, raised = _Stop(), [], [], []
+    stop, parts, said = _Stop(), [], []
+    raised: list[BaseException] = []
 
     def write(_ctx, data, size, _err):
         parts.append(ctypes.string_at(data, size))
@@ -406,14 +407,15 @@ class Session:
         what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
                         shards=name, threads=whole_number(threads, "threads"), io_depth=whole_number(io_depth, "io_depth"), purpose=purpose, metadata_rank=metadata_rank or 0,
                         has_metadata_rank=metadata_rank is not None, is_compared=choices.is_compared, salvage=bool(choices.salvage))
-        buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
-        if buffer is not None:
+        buffer = kept = None  # which `what` refers to
+        if text is not None:
+            buffer = ctypes.create_string_buffer(text, len(text) + 1)
             what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)
         what.inverse, what.dequantize, what.canonical, what.map = layers.inverse, layers.dequantize, layers.canonical, layers.map_name()
         what.lora = os.fsencode(path_text(layers.lora, "lora")) if layers.lora is not None else None
         document = layers.map_text()
-        kept = ctypes.create_string_buffer(document, len(document) + 1) if document is not None else None
-        if kept is not None:
+        if document is not None:
+            kept = ctypes.create_string_buffer(document, len(document) + 1)
             what.map_text.data, what.map_text.size = ctypes.addressof(kept), len(document)
         handle = _interruptible([self._stop], _open, ctypes.byref(what), ctypes.byref(self._stop.flag), ctypes.byref(err))
         if not handle:

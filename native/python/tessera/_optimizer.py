@@ -1,11 +1,14 @@
 """Loads sharded optimizer state for FSDP from any checkpoint that Tessera reads, as load_sharded_optimizer_state_dict of
 torch/distributed/checkpoint/optimizer.py does. The library plans and reads. This file determines the layout of the model's state,
 creates PyTorch's tensors, and lets the ranks agree."""
+from __future__ import annotations
+
 import io
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from ._checkpoint import Checkpoint
 from ._choices import state_dict, text
@@ -16,29 +19,30 @@ from ._torch_metadata import MARKER, marker_of
 from ._torch_versions import DTensor, Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, TensorProperties, local_tensor, placed_rank
 from .torch import StorageReader
 
+_CONTAINERS: dict[bool, Any] = {True: list, False: dict}  # by whether their keys are positions
 _MOST_POSITIONS = 1 << 20  # of a list in a state dict, so that a damaged path cannot take all memory
 
 
 # ---- the layout ----
 
 
-def _is_slice(name, value):
-    """Whether a tensor of the model's state is a tensor-parallel slice: a ShardedTensor in a ShardedTensor. Refuses what PyTorch's
-    _is_nested_tensor refuses."""
+def _slice_of(name, value: Any) -> Any:
+    """Returns the only shard of a tensor of the model's state that is a tensor-parallel slice, a ShardedTensor in a ShardedTensor; None of others.
+    Refuses what PyTorch's _is_nested_tensor refuses."""
     inner = None
     if type(value) is ShardedTensor and value.local_shards():
         inner = value.local_shards()[0].tensor
     elif type(value) is DTensor:
         inner = local_tensor(value)
     if type(inner) not in (ShardedTensor, DTensor):
-        return False
+        return None
     if type(value) is not ShardedTensor or type(inner) is not ShardedTensor:
         raise TesseraError(f"'{name}' of the model's state is a {type(inner).__name__} inside a {type(value).__name__}; "
                     "only a ShardedTensor inside a ShardedTensor shows its slice", "unsupported")
     if len(value.local_shards()) != 1:
         raise TesseraError(f"'{name}' of the model's state has {len(value.local_shards())} shards on this rank; a slice must be the only one",
                     "unsupported")
-    return True
+    return value.local_shards()[0]
 
 
 def _layout(model_state_dict):
@@ -49,10 +53,10 @@ def _layout(model_state_dict):
             raise TesseraError(f"'{name}' of the model's state is of type {type(value).__name__}, which has no size; "
                         "pass a state dict that holds only tensors", "usage")
         shape = tuple(value.size())
-        if not _is_slice(name, value):
+        shard = _slice_of(name, value)
+        if shard is None:
             slices.append((str(name), None, shape, shape))
             continue
-        shard = value.local_shards()[0]
         slices.append((str(name), tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes), shape))
         own = shard.tensor._process_group
         if group is None:
@@ -80,11 +84,11 @@ def _placement(group, rank, device):
     return f"rank:{placed}/{device.type}:{placed % getattr(torch, device.type).device_count()}"
 
 
-def _set_element(container, path, value):
+def _set_element(container: Any, path, value):
     """Sets the value at `path` below a dict, creating dicts and lists on the way: the inverse of DCP's flatten_state_dict."""
     name = ".".join(str(key) for _, key in path)
     for at, (is_position, key) in enumerate(path):
-        if type(container) is not (list if is_position else dict):
+        if type(container) is not _CONTAINERS[is_position]:
             raise TesseraError(f"'{name}': its container is also something else", "usage")
         if is_position and key >= _MOST_POSITIONS:
             raise TesseraError(f"'{name}': {key} is beyond the {_MOST_POSITIONS} positions that a list may have", "limit exceeded")
@@ -96,7 +100,7 @@ def _set_element(container, path, value):
                 raise TesseraError(f"two values of the optimizer's state are at '{name}'", "usage")
             container[key] = value
         elif there is None:
-            there = container[key] = [] if path[at + 1][0] else {}
+            there = container[key] = _CONTAINERS[path[at + 1][0]]()
         container = there
 
 
@@ -105,7 +109,9 @@ class _Job:
 
     def __init__(self, path, key, model_state_dict, opening, unsafe_objects):
         self.path, self.key, self.model_state_dict, self.opening, self.unsafe_objects = path, key, model_state_dict, opening, unsafe_objects
-        self.checkpoint, self.shared = None, None
+        self.checkpoint: Any = None
+        self.reader: Any = None
+        self.shared: Any = None
         self.reads = []  # items of Session.read
 
     def prepare(self):

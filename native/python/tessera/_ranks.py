@@ -1,10 +1,14 @@
 """Errors that all ranks of a job share."""
+from __future__ import annotations
+
+from typing import Any, Callable
+
 import torch.distributed as dist
 
 from ._library import TesseraError
 
 
-def attempt(step):
+def attempt(step: Callable[[], Any]) -> tuple[Any, Exception | None]:
     """Returns (result, None) or (None, exception). Catches every kind, because the other ranks wait to learn of it."""
     try:
         return step(), None
@@ -18,7 +22,7 @@ def agree(failure, shared=(), group=None):
     mine = None
     if failure is not None:
         mine = str(failure) or type(failure).__name__, getattr(failure, "status", type(failure).__name__), getattr(failure, "byte_position", None)
-    ranks = [None] * dist.get_world_size(group)
+    ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(ranks, (mine, shared), group)
     for rank, (failed, _) in enumerate(ranks):
         if failed:

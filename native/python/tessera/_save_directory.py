@@ -18,6 +18,7 @@ import os
 import stat
 import threading
 import time
+from typing import Any
 
 from ._library import _Error, _WRITE, TesseraError, _char, _function, _int, _p, _raise, warn
 from ._save_place import TO_REPLACE, Place, names_of_files, token_of
@@ -160,7 +161,8 @@ class NewFile:
     """One of a rank's files, which is created by its first write."""
 
     def __init__(self, path, sync):
-        self.name, self._path, self._sync, self._fd, self._size = os.path.basename(path), path, sync, None, 0
+        self.name, self._path, self._sync, self._size = os.path.basename(path), path, sync, 0
+        self._fd: Any = None
 
     def write(self, view):
         self.write_at(self._size, view)

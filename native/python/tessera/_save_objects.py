@@ -9,9 +9,12 @@ checkpoint lists are removed afterwards.
                               if this one is killed
 
 A rank that saves on its own is its own coordinator, with the marker `__R.metadata`."""
+from __future__ import annotations
+
 import json
 import re
 import weakref
+from typing import Any
 
 from ._library import TesseraError, warn
 from ._save_place import TO_REPLACE, Place, names_of_files
@@ -56,7 +59,7 @@ class SentFiles(list):
 class Objects(Place):
     def __init__(self, path, overwrite):
         super().__init__(path, overwrite)
-        self._lead = None  # the coordinator's
+        self._lead: Any = None  # the coordinator's
         self._sent = ()  # references to this rank's files, as long as their uploads are open
 
     def __reduce__(self):  # for saves in other processes

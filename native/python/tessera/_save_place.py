@@ -62,6 +62,10 @@ class Place:
         """What has been written of this rank's files may be given up when `results` are freed. Files in a directory stay, and are listed in
         their journal."""
 
+    def release(self) -> None:
+        """Ends a save, whether it succeeded or not."""
+        raise NotImplementedError
+
     def give_up(self):
         """Ends a save whose coordinator could not write its files, while other ranks may still be writing theirs."""
         self.release()

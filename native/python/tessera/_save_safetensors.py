@@ -20,7 +20,7 @@ import math
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Iterable
 
 import torch
 from torch.distributed.checkpoint.planner import WriteItemType
@@ -80,7 +80,7 @@ class _Content:
     """What one file holds of the write items. The order of tensors is that of the safetensors library, in which each begins at a multiple of
     its element size."""
 
-    def __init__(self, items, is_shard, is_summed):
+    def __init__(self, items: Iterable[Any], is_shard, is_summed):
         self.is_summed, self.tensors = is_summed, {}
         for item in sorted(items, key=lambda item: (-item.tensor_data.properties.dtype.itemsize, item.index.fqn)):
             data = item.tensor_data
@@ -373,7 +373,7 @@ class SafetensorsWriter(StorageWriter):
     def prepare_global_plan(self, plans):
         own = [*(self._path_of(file) for file in range(1, self._number_of_files() + 1)), INDEX] if self._joins() else []
         self._place.begin(len(plans), own)
-        filled = [plan for plan in plans if plan.items]
+        filled: list[Any] = [plan for plan in plans if plan.items]
         whole = len(filled) < 2 and all(item.tensor_data.chunk.sizes == item.tensor_data.size for plan in filled for item in plan.items)
         return [dataclasses.replace(plan, storage_data={"shard_index": number, "shards": len(plans), "is_whole": whole})
                 for number, plan in enumerate(plans, 1)]

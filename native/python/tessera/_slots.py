@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ SLOT_BYTES = 32 << 20
 ALIGNMENT = 256  # where a piece begins in a slot; a multiple of every dtype's size
 
 
-def dtype_of(entry):
+def dtype_of(entry) -> Any:
     """Returns PyTorch's dtype of a tensor entry, or None if this version does not have it."""
     return getattr(torch, entry.dtype, None)
 

@@ -31,7 +31,7 @@ def _is_whole(entry):
     return entry._checkpoint._session.is_tiled(entry._index)
 
 
-def _open(path, choices, choose, group):
+def _open(path, choices, choose, group) -> tuple[Checkpoint, Any, Any]:
     """Returns the checkpoint, the names that `choose` finds in it, and, if every rank wrote its own metadata, what this rank wrote, or None.
     The latter alone is the checkpoint if it has all of these tensors; the ranks together may not even be one checkpoint.
 
@@ -343,7 +343,7 @@ class _Filling:
 
     def check(self):
         """Finds everything that can be wrong without reading values."""
-        planner = DefaultSavePlanner(flatten_sharded_tensors=False)  # which flattens a state dict
+        planner: Any = DefaultSavePlanner(flatten_sharded_tensors=False)  # which flattens a state dict
         planner.set_up_planner(checked_state_dict(self.state_dict), is_coordinator=False)
         tensors = {name: value for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
         checkpoint, _, own = _open(self.path, self.choices, lambda _: list(tensors), self.group)

@@ -118,14 +118,18 @@ def _in_host_memory(items, planner, ahead, as_stored=True):
         waiting += size if started else 0
         started.append((item, data, size))
         while started and (waiting >= ahead or not is_copied):  # what is in host memory need not wait
-            yield _ended(*started.popleft()[:2], as_stored)
+            item, data, _ = started.popleft()
+            yield _ended(item, data, as_stored)
             waiting -= started[0][2] if started else 0
     for item, data, _ in started:
         yield _ended(item, data, as_stored)
 
 
-def _ended(item, data, as_stored):
-    return item, data if item.type == WriteItemType.BYTE_IO else _end_copy(*data, as_stored)
+def _ended(item, data: Any, as_stored):
+    if item.type == WriteItemType.BYTE_IO:
+        return item, data
+    tensor, copied = data
+    return item, _end_copy(tensor, copied, as_stored)
 
 
 class _Results(list):
@@ -320,7 +324,7 @@ class StorageWriter(_StorageWriter, _Stager):
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
         if checkpoint_id:
-            self._place = self._place_of(path_text(checkpoint_id))
+            self._place: Any = self._place_of(path_text(checkpoint_id))
         self._coordinator = False
         self.save_id = str(uuid.uuid4())
 

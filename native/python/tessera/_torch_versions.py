@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def _needed(module: str, name: str) -> Any:
@@ -47,7 +47,7 @@ create_cpu_state_dict: Any = _needed("torch.distributed._state_dict_utils", "_cr
 StreamTransforms = _optional(_FILES, "_StorageWriterTransforms")
 
 # Whether dcp.save can write metadata per rank, and dcp.load falls back on it: it asks a reader again, with the rank.
-ASKS_FOR_RANK = "use_collectives" in inspect.signature(dcp.save).parameters
+ASKS_FOR_RANK = "use_collectives" in inspect.signature(save).parameters
 
 
 def local_tensor(dtensor):

@@ -106,8 +106,9 @@ class StorageReader(_StorageReader):
                                "read_metadata(rank=…) reads one of them", "not found")
         metadata = metadata_of(checkpoint, has_extensions=self._registry is not None)
         if StorageMeta:
-            metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
-            metadata.storage_meta.load_id = self.load_id
+            ids = getattr(metadata, "storage_meta", None) or StorageMeta()
+            ids.load_id = self.load_id
+            metadata.storage_meta = ids
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
