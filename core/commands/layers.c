@@ -343,13 +343,12 @@ tsr_status tsr_layers_quantize(tsr_layers *layers, const tsr_layering *wanted, t
 }
 
 /* Once all layers are open: refuses scaled numbers that could not be multiplied, where they are used. `top` is the layer itself or was
- * opened over it; of `selection` (NULL: everything) `selects` counts. Errors: those of tsr_mapping_check_dequantized and
- * tsr_check_casts. */
-static tsr_status dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
+ * opened over it. Errors: those of tsr_mapping_check_dequantized and tsr_check_casts. */
+static tsr_status dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_layering *wanted,
                                    tsr_error *err)
 {
     const tsr_convert_options used = {.dtype = done->dtype, .want = tsr_mapping_uses, .want_ctx = done->layer};
-    TSR_TRY(tsr_mapping_check_dequantized(done->layer, top, selection, err));
+    TSR_TRY(tsr_mapping_check_dequantized(done->layer, top, wanted->used, wanted->plain, err));
     return tsr_check_casts(done->layer, &used, err);
 }
 
@@ -375,7 +374,7 @@ tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_a
     }
     if (wanted->adapter) TSR_TRY(fold(layers, wanted, err));
     if (wanted->map.data) TSR_TRY(apply_map(layers, wanted, arena, err));
-    if (done.layer) TSR_TRY(dequantize_check(&done, layers->top, wanted->used, err));
+    if (done.layer) TSR_TRY(dequantize_check(&done, layers->top, wanted, err));
     if (!wanted->lists) TSR_TRY(tsr_mapping_check_tied(layers->top, err));
     return tsr_layers_quantize(layers, wanted, err);
 }

@@ -265,7 +265,7 @@ static bool is_used(const void *ctx, tsr_str fqn)
 }
 
 tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options,
-                                         tsr_error *err)
+                                         bool *plain, tsr_error *err)
 {
     const tsr_mapped *m = layer->state, *above = top->state;
     tsr_dequantized *done = m->ctx;
@@ -288,7 +288,9 @@ tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *
     const char *method = tsr_mapped_quant_method(m);
     const tsr_arithmetic any = {.selection = {is_used, layer}};
     if (!done->found) TSR_TRY(tsr_check_arithmetic(layer, &any, err)); /* names numbers in an unsupported form */
-    TSR_FAIL_IF(!done->found, err, TSR_E_UNSUPPORTED,
+    const bool is_plain = plain && !done->found && !*method;
+    if (is_plain) *plain = true;
+    TSR_FAIL_IF(!done->found && !is_plain, err, TSR_E_UNSUPPORTED,
                 "--dequantize: there are no quantized tensors with scales in the checkpoint%s%s%s",
                 *method ? "; quant_method of config.json is '" : "", method, *method ? "'" : "");
     return TSR_OK;

@@ -183,6 +183,33 @@ def test_quantized_merges(t):
         need(says in text and not os.path.exists(out), text)
 
 
+def test_merges_of_quantized_and_plain_models(t):
+    """--dequantize is about the inputs that are quantized. What they hold is what their library made of it (tests/golden/make_packed.py)."""
+    packed = os.path.join(os.path.dirname(GOLDEN), "packed")
+    weights = load_file(os.path.join(packed, "compressed.safetensors"))
+    torch.manual_seed(7)
+    plain, other = ({k: torch.randn(v.shape) for k, v in weights.items()} for _ in range(2))
+    os.makedirs(t.at("plain"))
+    save_file(plain, t.at("plain", "model.safetensors"))
+    with open(t.at("plain", "config.json"), "w") as f:
+        json.dump({"model_type": "llama", "dtype": "float32"}, f)
+    save_file(other, t.at("other.safetensors"))
+    held = {os.path.join(packed, "compressed"): {k: v.float() for k, v in weights.items()}, t.at("plain"): plain, t.at("other.safetensors"): other}
+    quantized, out = next(iter(held)), t.at("out.safetensors")
+    for paths in ([quantized, t.at("plain")], [t.at("plain"), quantized], [t.at("plain"), t.at("other.safetensors"), quantized]):
+        t.run("merge", out, *paths, "--method", "linear", "--dequantize", "--dtype", "float32", "--overwrite")
+        close(load_file(out), {k: sum(held[p][k] for p in paths) / len(paths) for k in weights}, str(paths))
+    t.run("merge", out, t.at("plain"), "--method", "task-arithmetic", "--base", quantized, "--weight", "0.5", "--dequantize", "--dtype", "float32", "--overwrite")
+    close(load_file(out), {k: held[quantized][k] + (plain[k] - held[quantized][k]) * 0.5 for k in weights}, "a quantized base")
+    os.remove(out)
+    with open(t.at("plain", "config.json"), "w") as f:
+        json.dump({"quantization_config": {"quant_method": "hqq"}}, f)
+    for paths, says in (([quantized, t.at("other.safetensors")], "pass --dtype"), ([t.at("other.safetensors")] * 2, "no quantized tensors with scales in any of the checkpoints"),
+                        ([quantized, t.at("plain")], "quant_method of config.json is 'hqq'")):
+        text = t.run("merge", out, *paths, "--method", "linear", "--dequantize", status=2).stderr.decode()
+        need(says in text and not os.path.exists(out), text)
+
+
 def test_refusals_of_merges(t):
     a, b = models(torch.float32, 2)
     out = os.path.join(t.scratch, "out.safetensors")

@@ -16,7 +16,8 @@ typedef struct merging {
     cli_writing *writing;
     const char *path; /* of the checkpoint that is being opened, for messages; or NULL */
     tsr_merge_input *inputs;
-    size_t count; /* number of inputs, not counting the base */
+    size_t count;     /* number of inputs, not counting the base */
+    bool dequantized; /* whether --dequantize found quantized tensors in any input */
     tsr_merge_options options;
     tsr_checkpoint *merged; /* the merge, before it is quantized */
 } merging;
@@ -76,11 +77,14 @@ static tsr_status open_input(merging *m, size_t i, tsr_error *err)
     cli_session *source = &m->writing->source, opened = {0};
     const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &m->arguments->selection};
     tsr_command_options options = *m->arguments;
+    bool plain = false;   /* inputs without quantized tensors are added as they are */
     options.quantize = 0; /* the sums are */
     options.no_quantize.count = 0;
     if (i) options.lora = NULL;
     m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
-    TSR_TRY(cli_open_mapped(m->program, m->path, &used, &(cli_map_options){.options = &options}, &opened, err));
+    TSR_TRY(
+        cli_open_mapped(m->program, m->path, &used, &(cli_map_options){.options = &options, .plain = &plain}, &opened, err));
+    m->dequantized |= options.dequantize && !plain;
     m->inputs[i].checkpoint = opened.checkpoint;
     m->inputs[i].name = tsr_str_from(m->path);
     if (i == 0) *source = opened;
@@ -105,8 +109,11 @@ static tsr_status open_inputs(merging *m, tsr_error *err)
     tsr_status status = open_input(m, 0, err);
     if (status == TSR_OK) status = make_room(m, err);
     for (size_t i = 1; i < m->count + (m->arguments->base != NULL) && status == TSR_OK; i++) status = open_input(m, i, err);
-    if (status == TSR_OK) m->path = NULL; /* from here on, messages name the inputs themselves */
-    return status;
+    if (status != TSR_OK) return status;
+    m->path = NULL; /* from here on, messages name the inputs themselves */
+    TSR_FAIL_IF(m->arguments->dequantize && !m->dequantized, err, TSR_E_UNSUPPORTED,
+                "--dequantize: there are no quantized tensors with scales in any of the checkpoints");
+    return TSR_OK;
 }
 
 /* ---- the merge ---- */

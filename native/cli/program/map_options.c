@@ -92,7 +92,7 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
                              tsr_error *err)
 {
     const tsr_command_options *options = map->options;
-    tsr_layering wanted = {.options = options, .used = used, .lists = map->lists};
+    tsr_layering wanted = {.options = options, .used = used, .lists = map->lists, .plain = map->plain};
     TSR_TRY(read_map(program, options->map, session, &wanted, err));
     if (options->canonical && options->modules) {
         const tsr_status status =

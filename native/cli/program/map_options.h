@@ -10,7 +10,7 @@
 
 typedef struct cli_map_options {
     const tsr_command_options *options;
-    bool lists; /* as in tsr_layering */
+    bool lists, *plain; /* as in tsr_layering */
 } cli_map_options;
 
 /* Like cli_open. With layers, the session's checkpoint and catalog are the topmost one, and `used->selects` is not used while PATH is

@@ -364,6 +364,7 @@ typedef struct tsr_layering {
     tsr_checkpoint *adapter;      /* of --lora; NULL: none */
     tsr_str adapter_name;         /* in messages: its path; empty where it has none */
     const tsr_open_options *used; /* `selects`: the names, of the topmost layer, that are read; NULL: all are */
+    bool *plain;                  /* becomes true if --dequantize finds nothing that is quantized; NULL: that is an error */
     bool lists; /* values are not read, so tensors that the map leaves out as copies are not compared with the others */
 } tsr_layering;
 

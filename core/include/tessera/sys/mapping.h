@@ -117,12 +117,13 @@ tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_d
                                   tsr_error *err);
 /* Fails if a quantized tensor that tsr_mapping_dequantize could not multiply is used, that is, if an entry of `top` that
  * `options` select (NULL: any entry) is made from it. `layer` is the dequantized checkpoint; `top` is the same one, or was
- * opened over it by maps, adapters and the like.
+ * opened over it by maps, adapters and the like. `*plain` becomes true if the checkpoint has no quantized tensors and its
+ * config.json states none; with NULL, that is an error.
  *
  * Errors: TSR_E_FORMAT if a scale's shape does not fit; TSR_E_UNSUPPORTED naming a tensor that has a zero point or whose
  * class is not supported, and if no tensor could be multiplied at all. */
 tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options,
-                                         tsr_error *err);
+                                         bool *plain, tsr_error *err);
 /* Returns whether tsr_mapping_check_dequantized found that this entry of the layer is used. It can serve as `want` in
  * tsr_convert_options, with the layer as its context. */
 bool tsr_mapping_uses(void *layer, tsr_str fqn);
