@@ -448,16 +448,37 @@ def test_what_is_left_out_is_named_with_the_tool_that_reads_it(t):
         need(tool in t.run("inspect", t.at("d" + name), status=2).stderr.decode(), name)
 
 
+FOREIGN = {
+    "TensorDeserializer": ("tensorizer", "tensorizer/model.tensors"), "zipnn": ("zipnn", "zipnn/model.safetensors.znn"),
+    "onnx.load": ("onnx", "onnx/model.onnx", "onnx/model.onnx_data"), "DFloat11Model": ("dfloat11", "dfloat11/model.safetensors"),
+    "orbax.checkpoint": ("orbax/database", "orbax/database/_METADATA", "orbax/database/_CHECKPOINT_METADATA", "orbax/database/manifest.ocdbt", "orbax/database/ocdbt.process_0",
+                         "orbax/database/d", "orbax/arrays", "orbax/arrays/_METADATA", "tensorstore", "tensorstore/manifest.ocdbt"),
+    "the Python package zarr": ("zarr/array", "zarr/array/zarr.json", "zarr/array.zip", "orbax/arrays/params.weight", "megatron/iter_0000003/weight", "megatron/iter_0000003/weight/.zarray"),
+    "torchsnapshot.Snapshot": ("torchsnapshot", "torchsnapshot/.snapshot_metadata"), "LocalCheckpointManager": ("nvidia_resiliency/0", "nvidia_resiliency/0/iter_0000010_0_local.pt"),
+    "paddle.distributed.load_state_dict": ("paddle",), "Megatron-Core that still has this format": ("megatron", "megatron/iter_0000003")}
+
+
 @test
 def test_formats_of_other_libraries_are_named_by_every_command_that_reads_values(t):
-    """Files that these libraries wrote (tests/golden/make_foreign.py), alone and as what a directory holds."""
-    for name, file, tool in (("tensorizer", "model.tensors", "TensorDeserializer"), ("zipnn", "model.safetensors.znn", "zipnn"), ("onnx", "model.onnx", "onnx.load"), ("onnx", "model.onnx_data", "onnx.load")):
-        directory = os.path.join(ROOT, "tests", "golden", "foreign", name)
-        for path in (os.path.join(directory, file), directory):
+    """What these libraries wrote (tests/golden/make_foreign.py): directories, and what they consist of by its own path."""
+    for tool, paths in FOREIGN.items():
+        for path in (os.path.join(ROOT, "tests", "golden", "foreign", path) for path in paths):
             for command in (["inspect", path], ["validate", path], ["convert", path, t.at("out.safetensors")], ["manifest", path], ["diff", path, path, "--values"],
-                            ["merge", t.at("out.safetensors"), path], ["get", path, "weight"]):
+                            ["merge", t.at("out.safetensors"), path], ["get", path, "weight"], ["repair", path, t.at("new")]):
                 message = t.run(*command, status=2).stderr.decode()
-                need(tool in message and not os.path.exists(t.at("out.safetensors")), f"{command[0]} {file}: {message}")
+                need(tool in message and not os.path.exists(t.at("out.safetensors")), f"{command[0]} {path}: {message}")
+
+
+@test
+def test_directories_that_look_like_those_of_other_libraries_open(t):
+    """Files of these names next to a model, and PyTorch's own checkpoints next to a file that is named as Paddle's."""
+    for name in ("_METADATA", "zarr.json", ".zgroup", "manifest.ocdbt", "0.metadata"):
+        os.makedirs(t.at("model" + name))
+        shutil.copy(sample("safetensors_model")[0], t.at("model" + name, "model.safetensors"))
+        for path in (t.at("model" + name), shutil.copytree(sample("dcp_small")[0], t.at("dcp" + name))):
+            with open(os.path.join(path, name), "w") as f:
+                f.write("{}")
+            t.run("manifest", path)
 
 
 def floats(*values):

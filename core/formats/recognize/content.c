@@ -10,7 +10,9 @@
 
 /* ---- texts that several rows have ---- */
 
-#define ORBAX      "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
+#define ORBAX "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
+#define OCDBT \
+    "a database of TensorStore, as Orbax writes, which is not supported: orbax.checkpoint or tensorstore reads it in Python"
 #define ZARR       "a Zarr store, which is not supported: the Python package zarr reads it"
 #define SNAPSHOT   "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python"
 #define TENSORFLOW "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it"
@@ -22,8 +24,10 @@
     "a delta update of SkyRL, which holds the encoded differences from an earlier version of the model and not its weights; " \
     "SkyRL applies it to that version"
 #define NVRX_LOCAL \
-    "a directory of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
+    "a set of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
     "them in the job that wrote them"
+#define PADDLE_RANKS \
+    "a distributed checkpoint of Paddle, which is not supported: paddle.distributed.load_state_dict reads it"
 #define ONNX_DATA "the external data of an ONNX model, which is not supported: onnx.load reads it with the model"
 #define PICKLE \
     "a bare pickle, not written by torch.save: the program that wrote it loads it, such as Paddle, joblib or NumPy"
@@ -78,6 +82,7 @@ static const signature foreign_kinds[] = {
     {0, 9, "<!doctype", "an HTML page, perhaps a failed download"},
     {0, 5, "<html", "an HTML page, perhaps a failed download"},
     {0, 4, "PAR1", "a Parquet file"},
+    {0, 4, "\x0c\xdb\x20\xde", OCDBT},
     {0, 4, "ftrt", "a TensorRT engine: a program, not a checkpoint; tensorrt.Runtime loads it"},
     {4, 4, "ET12", EXECUTORCH},
     {4, 4, "FT01", EXECUTORCH},
@@ -121,7 +126,8 @@ typedef struct name_row {
 /* They count only if nothing can be opened. */
 static const name_row names[] = {
     {"_CHECKPOINT_METADATA", IS, ORBAX},
-    {"manifest.ocdbt", IS, ORBAX},
+    {"_METADATA", IS, ORBAX},
+    {"manifest.ocdbt", IS, OCDBT},
     {".zarray", IS, ZARR},
     {".zgroup", IS, ZARR},
     {"zarr.json", IS, ZARR},
@@ -175,7 +181,8 @@ static const char *foreign_archive(tsr_str head)
     if (head.size < 4 || memcmp(head.data, "PK", 2) != 0) return NULL;
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
         if (fits(member, members[i].kind, members[i].name)) return members[i].what;
-    return "a zip archive that torch.save did not write";
+    const char *what = foreign_by_name(member);
+    return what ? what : "a zip archive that torch.save did not write";
 }
 
 /* ---- formats without a signature ---- */
@@ -246,7 +253,8 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     if (content->reader) return TSR_OK;
     content->kind = NULL;
     content->document = is_json(head);
-    if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
+    const tsr_str name = store->files[file].name;
+    content->foreign = content->document ? foreign_by_name(name) : foreign_name(head, name);
     content->unknown = !content->document && !content->foreign;
     return TSR_OK;
 }
@@ -294,6 +302,17 @@ static tsr_status is_local_checkpoint(tsr_store *store, bool *is, tsr_error *err
         *is = tsr_name_holds(read, TSR_STR("TensorAwareStateDict\n"));
     }
     return TSR_OK;
+}
+
+/* "0_0.distcp" is what rank 0 wrote, and "0.metadata" says what is in which file; PyTorch's are ".metadata" and "__0.metadata". Source of
+ * the names: paddle/distributed/flex_checkpoint/dcp/save_state_dict.py */
+static bool is_of_paddle(const tsr_store *store)
+{
+    static const char *const metadata[] = {"*.metadata", NULL};
+    bool data = false;
+    for (uint32_t f = 0; f < store->file_count && !data; f++)
+        data = tsr_is_digit(store->files[f].name.data[0]) && tsr_str_ends(store->files[f].name, TSR_STR(".distcp"));
+    return data && tsr_has_any(store, metadata) && !tsr_is_marked(store);
 }
 
 /* ---- directories, by documents in the root ---- */
@@ -359,7 +378,7 @@ tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_e
     const tsr_store *store = checkpoint->store;
     bool is_local;
     TSR_TRY(is_local_checkpoint(checkpoint->store, &is_local, err));
-    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local ? NVRX_LOCAL : NULL;
+    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local ? NVRX_LOCAL : is_of_paddle(store) ? PADDLE_RANKS : NULL;
     for (size_t i = 0; i < sizeof documents / sizeof documents[0] && !*what; i++)
         TSR_TRY(by_document(checkpoint, &documents[i], what, err));
     return TSR_OK;

@@ -59,8 +59,11 @@ static tsr_status refuse_sound(const repair *r, bool safetensors, tsr_error *err
     tsr_checkpoint *checkpoint = NULL;
     bool has_data = false;
     const tsr_open_options options = {.skip_objects = true};
-    for (uint32_t f = 0; f < r->store->file_count; f++)
-        has_data |= tsr_str_ends(r->store->files[f].name, TSR_STR(".distcp"));
+    for (uint32_t f = 0; f < r->store->file_count; f++) {
+        const tsr_str name = r->store->files[f].name;
+        const bool is_paddles = tsr_is_digit(name.data[0]); /* "0_0.distcp", where PyTorch writes "__0_0.distcp" */
+        has_data |= !is_paddles && tsr_str_ends(name, TSR_STR(".distcp"));
+    }
     const tsr_status opened = tsr_checkpoint_open(r->store, host, &options, &checkpoint, &why);
     if (opened == TSR_E_UNSUPPORTED && !has_data) return tsr_raise_again(err, opened, &why);
     if (opened != TSR_OK || safetensors) {
