@@ -36,7 +36,8 @@ static void read_record(tsr_str text, tsr_arena *arena)
     tsr_vec_free(&second);
 }
 
-/* Adds up what a step says, whose checksum is made to fit: otherwise almost no input would pass that check. */
+/* Adds up what a step says, whose checksum is made to fit: otherwise almost no input would pass that check. If a checksum inside fits too,
+ * the bytes are several steps. */
 static void read_step(tsr_str text)
 {
     uint64_t sums[FILES] = {0};
@@ -47,8 +48,9 @@ static void read_step(tsr_str text)
     if (text.size) memcpy(sealed, text.data, text.size);
     for (unsigned i = 0; i < 4; i++) sealed[text.size + i] = (char)(crc >> (8 * i));
     tsr_str rest = {sealed, text.size + 4};
-    if (tsr_journal_step_next(&rest, &step)) {
-        if (rest.size || step.records.size + (uint64_t)step.count * 12 > text.size) abort();
+    for (size_t left = rest.size; tsr_journal_step_next(&rest, &step); left = rest.size) {
+        const uint64_t taken = 12 + step.records.size + (uint64_t)step.count * 12 + 4;
+        if (taken + rest.size != left) abort();
         tsr_journal_step_sum(&step, sums, FILES);
     }
     free(sealed);
