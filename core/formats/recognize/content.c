@@ -11,8 +11,12 @@
 /* ---- texts that several rows have ---- */
 
 #define ORBAX "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
+#ifdef TSR_SMALL /* the browser's module, which has no room for more */
+#define OCDBT ORBAX
+#else
 #define OCDBT \
     "a database of TensorStore, as Orbax writes, which is not supported: orbax.checkpoint or tensorstore reads it in Python"
+#endif
 #define ZARR       "a Zarr store, which is not supported: the Python package zarr reads it"
 #define SNAPSHOT   "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python"
 #define TENSORFLOW "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it"
@@ -304,6 +308,7 @@ static tsr_status is_local_checkpoint(tsr_store *store, bool *is, tsr_error *err
     return TSR_OK;
 }
 
+#ifndef TSR_SMALL
 /* "0_0.distcp" is what rank 0 wrote, and "0.metadata" says what is in which file; PyTorch's are ".metadata" and "__0.metadata". Source of
  * the names: paddle/distributed/flex_checkpoint/dcp/save_state_dict.py */
 static bool is_of_paddle(const tsr_store *store)
@@ -314,6 +319,7 @@ static bool is_of_paddle(const tsr_store *store)
         data = tsr_is_digit(store->files[f].name.data[0]) && tsr_str_ends(store->files[f].name, TSR_STR(".distcp"));
     return data && tsr_has_any(store, metadata) && !tsr_is_marked(store);
 }
+#endif
 
 /* ---- directories, by documents in the root ---- */
 
@@ -378,7 +384,10 @@ tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_e
     const tsr_store *store = checkpoint->store;
     bool is_local;
     TSR_TRY(is_local_checkpoint(checkpoint->store, &is_local, err));
-    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local ? NVRX_LOCAL : is_of_paddle(store) ? PADDLE_RANKS : NULL;
+    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local ? NVRX_LOCAL : NULL;
+#ifndef TSR_SMALL
+    if (!*what && is_of_paddle(store)) *what = PADDLE_RANKS;
+#endif
     for (size_t i = 0; i < sizeof documents / sizeof documents[0] && !*what; i++)
         TSR_TRY(by_document(checkpoint, &documents[i], what, err));
     return TSR_OK;
