@@ -209,3 +209,27 @@ void tsr_pairs_turn(const tsr_codes *codes, const tsr_stored_words *stored, size
         else turn_pairs_across(codes->order, near[0], NEAR, n, columns, line, out);
     }
 }
+
+void tsr_look_up_ordered_pairs(const uint32_t *low, const uint32_t *high, const uint16_t *even, const uint16_t *odd,
+                               const uint8_t *pairs, size_t count, uint8_t *out)
+{
+    enum { AT_A_TIME = 64 };
+    for (size_t i = 0, n; i < count; i += n) {
+        uint16_t first[AT_A_TIME], second[AT_A_TIME];
+        n = count - i < AT_A_TIME ? count - i : AT_A_TIME;
+        for (size_t k = 0; k < n; k++) {
+            first[k] = (uint16_t)(even[i + k] + (pairs[i + k] & 15));
+            second[k] = (uint16_t)(odd[i + k] + (pairs[i + k] >> 4));
+        }
+        size_t k = 0;
+        for (; k + 4 <= n; k += 4) {
+            const uint32_t four[4] = {low[first[k]] | high[second[k]], low[first[k + 1]] | high[second[k + 1]],
+                                      low[first[k + 2]] | high[second[k + 2]], low[first[k + 3]] | high[second[k + 3]]};
+            memcpy(out + (i + k) * sizeof *four, four, sizeof four);
+        }
+        for (; k < n; k++) {
+            const uint32_t both = low[first[k]] | high[second[k]];
+            memcpy(out + (i + k) * sizeof both, &both, sizeof both);
+        }
+    }
+}

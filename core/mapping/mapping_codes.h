@@ -63,4 +63,9 @@ enum { TSR_TURNED_COLUMNS = 128 };
 void tsr_pairs_turn(const tsr_codes *codes, const tsr_stored_words *stored, size_t rows, size_t columns, size_t line,
                     uint8_t *out);
 
+/* Looks up `count` pairs, of which each number has a place of its own in the tables: `low` has products in one half of a word and 0 in
+ * the other, `high` the other way round. */
+void tsr_look_up_ordered_pairs(const uint32_t *low, const uint32_t *high, const uint16_t *even, const uint16_t *odd,
+                               const uint8_t *pairs, size_t count, uint8_t *out);
+
 #endif

@@ -48,12 +48,31 @@ static void cast(const tsr_lossy *lossy, tsr_dtype to, const uint8_t *values, si
     tsr_count_losses(lossy, values, count, losses);
 }
 
+/* Rounds to float16 and then to bfloat16. Returns false if a value is neither 0 nor a normal number of float16: then the casts may lose it. */
+static bool round_twice(const float *values, size_t count, uint8_t *out)
+{
+    enum { LEAST = 0x38800000, BEYOND = 0x477ff000 }; /* in float32: 2^-14, and what is rounded up to infinity */
+    int32_t others = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        const int32_t size = (int32_t)(bits & INT32_MAX);
+        others |= (size != 0) & ((size < LEAST) | (size >= BEYOND));
+        bits = (bits + 0xfff + (bits >> 13 & 1)) & ~UINT32_C(0x1fff);
+        const uint16_t rounded = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        memcpy(out + i * sizeof rounded, &rounded, sizeof rounded);
+    }
+    return !others;
+}
+
 /* Rounds products to the dtype that the library gives them, and casts them to the one that is wanted. */
 static void round_products(const tsr_packed_weight *p, float *values, size_t count, uint8_t *rounded, uint8_t *out,
                            tsr_cast_losses *losses)
 {
     if (p->factor != 1)
         for (size_t i = 0; i < count; i++) values[i] *= p->factor;
+    const bool halves = p->rounded == TSR_FLOAT16 && p->dtype == TSR_BFLOAT16;
+    if (TSR_PRODUCTS_BUILT && halves && round_twice(values, count, out)) return;
     const bool once = p->rounded == TSR_FLOAT32 || p->rounded == p->dtype;
     cast(&p->rounding, once ? p->dtype : p->rounded, (const uint8_t *)values, count, once ? out : rounded, losses);
     if (!once) cast(&p->casting, p->dtype, rounded, count, out, losses);
@@ -135,24 +154,22 @@ static void spread_pairs(const uint8_t *pairs, size_t count, uint8_t *out)
     if (count % 2) out[count - 1] = pairs[count / 2] & 15;
 }
 
-/* Products of columns in any order of groups, several at a time, as stores would take longest otherwise. */
-static void look_up_ordered_pairs(const uint16_t *table, const uint16_t *places, const uint8_t *pairs, size_t count,
+/* Products of columns in any order of groups. A pair's two products are halves of one word, from two tables that have the other half 0:
+ * as many instructions again would be needed to put them together. */
+static void look_up_ordered_pairs(const tsr_packed_room *r, size_t products, const uint8_t *pairs, size_t count,
                                   uint8_t *out)
 {
     enum { AT_A_TIME = 64 };
-    uint16_t found[AT_A_TIME];
-    for (size_t i = 0, n; i < count; i += n) {
-        uint8_t codes[AT_A_TIME];
-        n = count - i < AT_A_TIME ? count - i : AT_A_TIME;
-        spread_pairs(pairs + i / 2, n, codes);
-        for (size_t k = 0; k < n; k++) found[k] = (uint16_t)(places[i + k] + codes[k]);
-        size_t k = 0;
-        for (; k + 4 <= n; k += 4) {
-            const uint16_t four[4] = {table[found[k]], table[found[k + 1]], table[found[k + 2]], table[found[k + 3]]};
-            memcpy(out + (i + k) * sizeof *four, four, sizeof four);
-        }
-        for (; k < n; k++) memcpy(out + (i + k) * sizeof *table, &table[found[k]], sizeof *table);
+    const uint16_t *table = (const uint16_t *)(const void *)r->table, *places = r->places, *odd = places + (count + 1) / 2;
+    uint32_t *low = (uint32_t *)(void *)r->row, *high = low + products;
+    for (size_t i = 0; i < products; i++) {
+        const uint16_t halves[2][2] = {{table[i], 0}, {0, table[i]}};
+        memcpy(&low[i], halves[0], sizeof *low);
+        memcpy(&high[i], halves[1], sizeof *high);
     }
+    tsr_look_up_ordered_pairs(low, high, places, odd, pairs, count / 2, out);
+    const size_t last = count / 2;
+    if (count % 2) memcpy(out + last * sizeof *low, &table[places[last] + (pairs[last] & 15)], sizeof *table);
 }
 
 /* Products of pairs, of 2 bytes each. */
@@ -161,7 +178,7 @@ static void look_up_pairs(const tsr_packed_weight *p, const row_part *part, grou
 {
     const uint16_t *table = (const uint16_t *)(const void *)r->table;
     if (p->group_index) {
-        look_up_ordered_pairs(table, r->places, pairs, part->count, out);
+        look_up_ordered_pairs(r, groups.count * TSR_PAIR_NUMBERS, pairs, part->count, out);
         return;
     }
     for (size_t k = 0, end; k < part->count; k = end) {
@@ -364,9 +381,10 @@ static tsr_status find_groups(const tsr_packed_weight *p, const tsr_area *a, tsr
         if (r->groups[k] < low) low = r->groups[k];
         if (r->groups[k] > high) high = r->groups[k];
     }
+    const size_t even = (a->columns + 1) / 2;
     for (size_t k = 0; k < a->columns; k++) {
         r->groups[k] -= low;
-        r->places[k] = (uint16_t)(r->groups[k] * TSR_PAIR_NUMBERS); /* if there are that many */
+        r->places[k % 2 ? even + k / 2 : k / 2] = (uint16_t)(r->groups[k] * TSR_PAIR_NUMBERS); /* if there are that many */
     }
     r->first_group = (uint64_t)low;
     r->group_count = (size_t)(high - low) + 1;

@@ -162,6 +162,36 @@ def test_awq(t):
     compare(t, *model_of(t, "whole", [awq(40, 16, 40, torch.bfloat16)], {"quant_method": "awq", "bits": 4, "group_size": -1}), "awq without groups")
 
 
+def test_products_at_the_ends_of_float16(t):
+    """Each row of weights has scales of one exponent, from where products are lost in float16 to where they become infinite. Those of NF4 are
+    no multiples of what float16 can hold, and 65,520 is the least that it cannot."""
+    torch.manual_seed(11)
+    modules = []
+    scales = torch.ldexp(1 + torch.rand(160, 64), torch.arange(-22, 18).repeat_interleave(4)[:, None])
+    scales[-3:] = torch.tensor([65519.0, 65520.0, 65535.0])[:, None]
+    table = load_file(os.path.join(GOLDEN, "bitsandbytes", "model.safetensors"))["l9.weight.quant_map"]
+    codes = torch.randint(0, 16, (160, 4096))
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": [160, 4096]})
+    nf4 = {"weight": (codes[:, 0::2] << 4 | codes[:, 1::2]).to(torch.uint8).reshape(-1, 1), "weight.absmax": scales.flatten(), "weight.quant_map": table,
+           "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state.encode()), dtype=torch.uint8)}
+    numbers4 = (table[codes] * scales.repeat_interleave(64, 1)).half()
+    for make in (lambda *sizes: gptq(4, False, True, *sizes), lambda *sizes: gptq(4, False, False, *sizes), awq):
+        parts, weight = make(2048, 16 * 42, 128, torch.float16)
+        exponents = torch.arange(-26, 16).repeat_interleave(16)
+        old, scales = parts["scales"], parts["scales"].clone()
+        fractions = 1 + torch.randint(0, 1024, scales.shape) / 1024
+        scales.copy_(torch.ldexp(fractions, exponents).to(torch.float16) * torch.where(torch.rand(scales.shape) < 0.5, -1, 1))
+        index = parts["g_idx"].long() if "g_idx" in parts else torch.arange(2048) // 128
+        numbers = (weight.t().float() / old[index].float()).round().to(torch.float16)  # less their zeros
+        parts["scales"] = scales
+        modules.append((parts, (scales[index] * numbers).t().contiguous()))
+    for name, some in (("gptq", modules[:2]), ("awq", modules[2:]), ("bitsandbytes", [(nf4, numbers4)])):
+        model, want = model_of(t, name, some, {"quant_method": name, "bits": 4, "group_size": 128, "desc_act": name == "gptq", "version": "gemm"})
+        for dtype in DTYPES:
+            t.run("convert", model, t.at("out.safetensors"), "--dequantize", "--dtype", str(dtype)[6:], "--overwrite")
+            same(load_file(t.at("out.safetensors")), {k: v.to(dtype) for k, v in want.items()}, f"{name}: {dtype}")
+
+
 def test_large_matrices(t):
     """Words of matrices that are stored column by column are read in bands, and few products are looked up; rows end inside of either."""
     torch.manual_seed(9)
