@@ -384,7 +384,9 @@ static tsr_status find_groups(const tsr_packed_weight *p, const tsr_area *a, tsr
     const size_t even = (a->columns + 1) / 2;
     for (size_t k = 0; k < a->columns; k++) {
         r->groups[k] -= low;
-        r->places[k % 2 ? even + k / 2 : k / 2] = (uint16_t)(r->groups[k] * TSR_PAIR_NUMBERS); /* if there are that many */
+        if (TSR_PRODUCTS_BUILT)
+            r->places[k % 2 ? even + k / 2 : k / 2] =
+                (uint16_t)(r->groups[k] * TSR_PAIR_NUMBERS); /* if there are that many */
     }
     r->first_group = (uint64_t)low;
     r->group_count = (size_t)(high - low) + 1;

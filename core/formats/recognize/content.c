@@ -11,12 +11,8 @@
 /* ---- texts that several rows have ---- */
 
 #define ORBAX "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
-#ifdef TSR_SMALL /* the browser's module, which has no room for more */
-#define OCDBT ORBAX
-#else
 #define OCDBT \
     "a database of TensorStore, as Orbax writes, which is not supported: orbax.checkpoint or tensorstore reads it in Python"
-#endif
 #define ZARR       "a Zarr store, which is not supported: the Python package zarr reads it"
 #define SNAPSHOT   "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python"
 #define TENSORFLOW "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it"
@@ -28,7 +24,7 @@
     "a delta update of SkyRL, which holds the encoded differences from an earlier version of the model and not its weights; " \
     "SkyRL applies it to that version"
 #define NVRX_LOCAL \
-    "a set of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
+    "a directory of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
     "them in the job that wrote them"
 #define PADDLE_RANKS \
     "a distributed checkpoint of Paddle, which is not supported: paddle.distributed.load_state_dict reads it"
@@ -86,7 +82,9 @@ static const signature foreign_kinds[] = {
     {0, 9, "<!doctype", "an HTML page, perhaps a failed download"},
     {0, 5, "<html", "an HTML page, perhaps a failed download"},
     {0, 4, "PAR1", "a Parquet file"},
+#ifndef TSR_SMALL /* the browser's module, which has no room for more */
     {0, 4, "\x0c\xdb\x20\xde", OCDBT},
+#endif
     {0, 4, "ftrt", "a TensorRT engine: a program, not a checkpoint; tensorrt.Runtime loads it"},
     {4, 4, "ET12", EXECUTORCH},
     {4, 4, "FT01", EXECUTORCH},
@@ -130,8 +128,12 @@ typedef struct name_row {
 /* They count only if nothing can be opened. */
 static const name_row names[] = {
     {"_CHECKPOINT_METADATA", IS, ORBAX},
+#ifdef TSR_SMALL
+    {"manifest.ocdbt", IS, ORBAX},
+#else
     {"_METADATA", IS, ORBAX},
     {"manifest.ocdbt", IS, OCDBT},
+#endif
     {".zarray", IS, ZARR},
     {".zgroup", IS, ZARR},
     {"zarr.json", IS, ZARR},
@@ -185,8 +187,11 @@ static const char *foreign_archive(tsr_str head)
     if (head.size < 4 || memcmp(head.data, "PK", 2) != 0) return NULL;
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
         if (fits(member, members[i].kind, members[i].name)) return members[i].what;
+#ifndef TSR_SMALL
     const char *what = foreign_by_name(member);
-    return what ? what : "a zip archive that torch.save did not write";
+    if (what) return what;
+#endif
+    return "a zip archive that torch.save did not write";
 }
 
 /* ---- formats without a signature ---- */
@@ -257,8 +262,13 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     if (content->reader) return TSR_OK;
     content->kind = NULL;
     content->document = is_json(head);
-    const tsr_str name = store->files[file].name;
-    content->foreign = content->document ? foreign_by_name(name) : foreign_name(head, name);
+#ifndef TSR_SMALL
+    if (content->document && (content->foreign = foreign_by_name(store->files[file].name))) {
+        content->document = false;
+        return TSR_OK;
+    }
+#endif
+    if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
     content->unknown = !content->document && !content->foreign;
     return TSR_OK;
 }

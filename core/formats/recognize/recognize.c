@@ -233,7 +233,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
             tsr_arena_format(r->checkpoint->arena, r->err, "'%.*s' is not in the format of its name", TSR_STR_ARG(name)),
             r->err));
     if (content.kind) return refuse_foreign(r, content.kind, file);
-    if (content.document && !content.foreign && !named) return recognize_index(r, file, reader);
+    if (content.document && !named) return recognize_index(r, file, reader);
     if (content.unknown) TSR_TRY(tsr_content_search(r->store, file, &content.foreign, r->err));
     TSR_FAIL_IF(content.foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), content.foreign);
     if (named) {
