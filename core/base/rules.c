@@ -257,6 +257,8 @@ static const tsr_rule rules[] = {
     {"zip/crc-absent", TSR_NOTE, "the archive was written without checksums",
      "torch.serialization.set_crc32_options(False) writes 0 for every CRC, and torch.serialization.skip_data for those of "
      "the storages. Damage to such files goes unnoticed."},
+    {"zip/trailing-bytes", TSR_WARNING, "bytes follow the end of an archive",
+     "PyTorch never reads them, but another program may. They are not part of the checkpoint. Save the file again to remove them."},
     {NULL, TSR_NOTE, NULL, NULL}, /* ends the list for tsr_suggest */
 };
 

@@ -296,7 +296,10 @@ enum {
     IS_DIRECTORY = 0x10,      /* in the external attributes, as DOS has it */
     WHOLE_READ = 64 * 1024,   /* archives up to this size are read completely */
     TAIL_READ = 16 * 1024,    /* includes the end records and the central directory of most checkpoints */
-    AHEAD_READ = 4 * 1024     /* a local header and the padding after it, which aligns the member's data */
+    SEARCHED = 4096,          /* the block of a file in which PyTorch (miniz) searches the end record */
+    SEARCH_STEP = 4093,       /* from one to the block before it */
+    MOST_SEARCHED = SEARCHED + 16 * SEARCH_STEP,
+    AHEAD_READ = 4 * 1024 /* a local header and the padding after it, which aligns the member's data */
 };
 
 typedef struct end_records {
@@ -333,6 +336,23 @@ static tsr_status zip64_end(tsr_zip_window *w, uint64_t locator, end_records *en
     return TSR_OK;
 }
 
+#ifndef TSR_SMALL /* the browser's module has no room for it, and refuses such files */
+/* Finds the last end record before *at, as PyTorch does in a file that something was appended to, and sets *at and *p to it. PyTorch fails
+ * where a block would begin before the file. What may be a locator before the end record is held, too. */
+static tsr_status search_end(tsr_zip_window *w, uint64_t *at, const uint8_t **p, tsr_error *err)
+{
+    const uint64_t size = w->archive.byte_length, last = *at;
+    const uint64_t first = size > MOST_SEARCHED ? size - MOST_SEARCHED
+                           : size > SEARCHED    ? (size - SEARCHED) % SEARCH_STEP
+                                                : 0;
+    const uint64_t from = first < ZIP64_LOCATOR_SIZE ? 0 : first - ZIP64_LOCATOR_SIZE;
+    TSR_TRY(zip_window_need(w, from, (size_t)(size - from), 0, p, err));
+    for (*p += last - from; tsr_load_le(*p, 4) != END_SIGNATURE && *at > first; --*at) --*p;
+    return TSR_OK;
+}
+#endif
+
+/* Leaves bytes that follow the end record out of the window's archive. */
 static tsr_status read_end(tsr_zip_window *w, end_records *end, tsr_error *err)
 {
     const uint8_t *p;
@@ -343,9 +363,17 @@ static tsr_status read_end(tsr_zip_window *w, end_records *end, tsr_error *err)
     uint64_t first = w->archive.byte_length <= WHOLE_READ ? 0 : w->archive.byte_length - TAIL_READ;
     TSR_TRY(zip_window_need(w, first, (size_t)(w->archive.byte_length - first), 0, &p, err));
     p += at - first;
+#ifdef TSR_SMALL
+    const bool follows = false;
+#else
+    const bool follows = tsr_load_le(p, 4) != END_SIGNATURE;
+    if (follows) TSR_TRY(search_end(w, &at, &p, err));
+#endif
     TSR_FAIL_AT(
-        tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->archive.byte_offset + at,
+        tsr_load_le(p, 4) != END_SIGNATURE || (!follows && tsr_load_le(p + 20, 2) != 0), err, TSR_E_FORMAT,
+        w->archive.byte_offset + w->archive.byte_length - END_SIZE,
         "zip: the archive does not end with an end record (it was truncated, or has trailing data or an archive comment)");
+    if (follows) w->archive.byte_length = at + END_SIZE;
     TSR_FAIL_AT(tsr_load_le(p + 4, 2) != 0 || tsr_load_le(p + 6, 2) != 0 || tsr_load_le(p + 8, 2) != tsr_load_le(p + 10, 2),
                 err, TSR_E_UNSUPPORTED, w->archive.byte_offset + at, "zip: the archive spans several disks");
     *end = (end_records){tsr_load_le(p + 10, 2), tsr_load_le(p + 16, 4), tsr_load_le(p + 12, 4)};
@@ -585,8 +613,8 @@ tsr_status tsr_zip_open(tsr_zip_window *window, const tsr_host *host, tsr_arena 
 {
     end_records end = {0};
     const tsr_range *in = &window->archive;
-    *out = (tsr_zip){.file = in->file, .byte_offset = in->byte_offset, .size = in->byte_length};
     TSR_TRY(read_end(window, &end, err));
+    *out = (tsr_zip){.file = in->file, .byte_offset = in->byte_offset, .size = in->byte_length};
     TSR_TRY(read_directory(window, host, &end, arena, out, err));
     TSR_TRY(index_names(out, arena, err));
     TSR_TRY(read_locals(window, end.directory_offset, out, arena, err));

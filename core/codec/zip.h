@@ -1,7 +1,8 @@
 /* Reads STORED zip and zip64 archives as torch.save writes them, in any range of a file. The central directory decides.
  * Archives that two readers could understand differently are refused with TSR_E_FORMAT or TSR_E_UNSUPPORTED and the
  * position: local headers that disagree with the directory, names that are duplicates or differ only in case, overlapping
- * members, several end records, compression, encryption, and bytes that belong to no member.
+ * members, several end records, compression, encryption, and bytes that belong to no member. Up to 69,562 bytes may follow the end record,
+ * where PyTorch finds it, too; the browser's module has no room for that.
  *
  *   [local header | name | extra (FB padding) | data | descriptor]… [central directory] [zip64 end + locator] [end record]
  *
@@ -54,8 +55,8 @@ typedef struct tsr_zip_member {
 
 typedef struct tsr_zip {
     uint32_t file;
-    uint64_t byte_offset; /* of the archive in the file */
-    uint64_t size;
+    uint64_t byte_offset;                 /* of the archive in the file */
+    uint64_t size;                        /* up to the end of its end record; what follows is not part of the archive */
     const tsr_zip_member *members;        /* in order of the central directory */
     const tsr_zip_member *const *by_name; /* by name, ignoring ASCII case; for tsr_zip_find */
     uint32_t count;

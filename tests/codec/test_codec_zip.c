@@ -315,6 +315,34 @@ static void test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_
     }
 }
 
+/* PyTorch 2.13 loads a file with 69,562 more bytes, and refuses one with 69,563. It finds the end of an archive that is smaller than 4,093 bytes
+ * only where one of its blocks begins before it. */
+static void test_codec_zip__what_follows_an_archive_is_not_part_of_it(void **state)
+{
+    (void)state;
+    static unsigned char bytes[sizeof image.bytes + 69563];
+    for (int zip64 = 0; zip64 < 2; zip64++) {
+        make_image(zip64);
+        const size_t end = image.size - 22;
+        const struct {
+            size_t size;
+            bool is_found;
+        } rows[] = {{image.size + 1, true},  {image.size + 22, true}, {4096, true},        {4096 + end, true},
+                    {4097 + end, false},     {4096 + 4092, false},    {4096 + 4093, true}, {4096 + 15 * 4093 + end, true},
+                    {69584 + end - 1, true}, {69584 + end, true},     {69585 + end, false}};
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            opened o;
+            memset(bytes, zip64 ? 0 : 'P', sizeof bytes);
+            memcpy(bytes, image.bytes, image.size);
+            open_bytes(&o, bytes, rows[i].size, 0);
+            if (rows[i].is_found) check_members(&o);
+            else assert_int_equal(o.status, TSR_E_FORMAT);
+            if (rows[i].is_found) assert_int_equal(o.zip.size, image.size);
+            drop(&o);
+        }
+    }
+}
+
 /* ---- archives that are built wrong ---- */
 
 static void with_extra(uint16_t id, uint16_t size)
@@ -682,6 +710,7 @@ int main(void)
         cmocka_unit_test(test_codec_zip__crc_absent_says_that_none_was_computed),
         cmocka_unit_test(test_codec_zip__every_difference_is_refused_with_its_place),
         cmocka_unit_test(test_codec_zip__counts_and_sizes_without_zip64_are_held_against_the_bytes),
+        cmocka_unit_test(test_codec_zip__what_follows_an_archive_is_not_part_of_it),
         cmocka_unit_test(test_codec_zip__archives_built_wrong_are_refused),
         cmocka_unit_test(test_codec_zip__members_need_no_common_directory),
         cmocka_unit_test(test_codec_zip__looks_like_an_archive_by_its_first_bytes),

@@ -83,3 +83,41 @@ def test_the_latest_is_what_the_library_loads(t):
             assert answer == os.path.join(run, name.format(wanted)), f"{form}, case {case}: {done}: {answer} instead of step {wanted}: {p.stderr.decode()}"
             newer = [s for s in (100, 10) if s > wanted and os.path.exists(os.path.join(run, name.format(s)))]
             assert p.stderr.decode().count("passed over") == len(newer), p.stderr.decode()
+
+
+def test_a_file_that_was_lengthened_is_the_answer_if_it_loads(t):
+    """PyTorch searches the end of an archive in the last 69,584 bytes of a file, and reads nothing of what follows it. It fails with some sizes if
+    the archive is small."""
+    rng = random.Random(45)
+    os.makedirs(t.at("run"))
+    for step in (9, 10):
+        save_torch(t.at("run", f"step_{step}.pt"), step)
+    path = t.at("run", "step_10.pt")
+    with open(path, "rb") as f:
+        whole = f.read()
+    tails = [bytes(n) for n in (1, 22, 512, 4096, 65535, 65536, 69562, 69563, 1 << 20)] + [rng.randbytes(n) for n in (1, 700, 5000)] + [whole[-22:-1], whole[:4000], b"PK\5\6", b"PK\5\6" + bytes(40)]
+    taken = 0
+    for tail in tails:
+        with open(path, "wb") as f:
+            f.write(whole + tail)
+        is_loaded = loads(load_torch, path, 10)
+        for options in ((), ("--deep",)):
+            assert t.run("latest", t.at("run"), *options).stdout.decode().strip() == t.at("run", f"step_{10 if is_loaded else 9}.pt"), (len(tail), tail[:8], is_loaded)
+        if is_loaded:
+            taken += 1
+            findings = t.json("validate", path, "--deep", "--json")["findings"]
+            assert [(f["rule"], f["level"]) for f in findings] == [("zip/trailing-bytes", "warning")] and str(len(tail)) in findings[0]["message"], findings
+    assert 10 < taken < len(tails), taken
+    torch.save({"step": 10}, path)
+    with open(path, "rb") as f:
+        whole = f.read()
+    verdicts = []
+    for size in (4096, 4097, 5500, 8188, 8189, 8190, 9000, 12282, 12283):
+        with open(path, "wb") as f:
+            f.write(whole.ljust(size, b"\0"))
+        try:
+            verdicts.append(torch.load(path) == {"step": 10})
+        except (OSError, RuntimeError):
+            verdicts.append(False)
+        assert t.run("latest", t.at("run")).stdout.decode().strip() == t.at("run", f"step_{10 if verdicts[-1] else 9}.pt"), (size, verdicts)
+    assert len(set(verdicts)) == 2, verdicts

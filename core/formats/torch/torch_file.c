@@ -14,6 +14,7 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* ---- item ---- */
@@ -215,6 +216,14 @@ tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *hos
     const tsr_status status = open_item(&window, &build, from->salvage, out, err);
     tsr_zip_window_free(&window);
     TSR_TRY(status);
+#ifndef TSR_SMALL /* see codec/zip.c */
+    const uint64_t more = from->range.byte_length - out->zip.size;
+    if (more && findings)
+        TSR_TRY(tsr_finding_add(findings, "zip/trailing-bytes",
+                                (tsr_place){build.file_name, from->range.byte_offset + out->zip.size, {NULL, 0}}, err,
+                                "%llu byte%s follow%s the end of the archive", (unsigned long long)more, TSR_PLURAL(more),
+                                more == 1 ? "s" : ""));
+#endif
     const bool absent = out->zip.crc_absent;
     if (!(absent || out->storages_unsummed) || !findings || store->unsummed) return TSR_OK;
     tsr_place place = {build.file_name, from->range.byte_offset, {NULL, 0}};
