@@ -5,7 +5,11 @@
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
-enum { BITS = 32 };
+enum {
+    BITS = 32,
+    BLOCK = 4096,
+    SEARCHED = 1 << 16 /* bytes at the end of a file */
+};
 
 static const char pairs[2][3] = {" \t", "\t "};
 
@@ -33,6 +37,28 @@ static end_sum decode(const char *bytes)
     return out;
 }
 
+#ifndef TSR_SMALL /* the browser's module has no room for it */
+/* Finds a checksum that something was appended to: white space, which every reader of JSON accepts, or zeros of a copy that reserved
+ * blocks. It counts as damaged. */
+static tsr_status search_end(tsr_store *store, uint32_t file, end_sum *out, tsr_error *err)
+{
+    char block[BLOCK];
+    const uint64_t size = store->files[file].size;
+    for (uint64_t end = size; end >= TSR_END_SUM_SIZE && size - end < SEARCHED; end -= BLOCK - (TSR_END_SUM_SIZE - 1)) {
+        const size_t held = end < sizeof block ? (size_t)end : sizeof block;
+        TSR_TRY(tsr_store_read(store, file, end - held, block, held, err));
+        for (size_t at = held - TSR_END_SUM_SIZE + 1; at-- > 0;) {
+            const end_sum found = decode(block + at);
+            if (found.wrong) continue;
+            *out = (end_sum){.wrong = 1, .crc = found.crc};
+            return TSR_OK;
+        }
+        if (held == end) return TSR_OK;
+    }
+    return TSR_OK;
+}
+#endif
+
 static tsr_status read_end(tsr_store *store, uint32_t file, end_sum *out, tsr_error *err)
 {
     char bytes[TSR_END_SUM_SIZE];
@@ -41,6 +67,9 @@ static tsr_status read_end(tsr_store *store, uint32_t file, end_sum *out, tsr_er
     if (size < sizeof bytes) return TSR_OK;
     TSR_TRY(tsr_store_read(store, file, size - sizeof bytes, bytes, sizeof bytes, err));
     *out = decode(bytes);
+#ifndef TSR_SMALL
+    if (out->wrong > 1) TSR_TRY(search_end(store, file, out, err));
+#endif
     return TSR_OK;
 }
 
