@@ -399,6 +399,24 @@ def test_latest_passes_over_a_file_that_was_not_renamed(t):
 
 
 @test
+def test_latest_takes_no_hidden_index(t):
+    """transformers does not load shards whose index has another name. macOS puts "._NAME" next to each file that it copies to another file system."""
+    name = "model.safetensors.index.json"
+    copies(t, os.path.dirname(sample("safetensors_index")[0]), "step-10", "step-20")
+    for step in ("step-10", "step-20"):
+        with open(t.at("run", step, "config.json"), "w") as f:
+            f.write('{"model_type": "llama"}')
+    for hidden in (f"._{name}", f".~{name}", f".{name}"):
+        os.rename(t.at("run", "step-20", name), t.at("run", "step-20", hidden))
+        latest(t, "step-10", ["step-20"])
+        os.rename(t.at("run", "step-20", hidden), t.at("run", "step-20", name))
+    with open(t.at("run", "step-20", f"._{name}"), "wb") as f:
+        f.write(b"\0\5\x16\7\0\2\0\0Mac OS X        ")
+    latest(t, "step-20")
+    need(t.json("inspect", t.at("run", "step-20"), "--json")["format"] == "safetensors-index", "the index is not read")
+
+
+@test
 def test_latest_passes_over_shards_of_which_one_was_not_renamed(t):
     """The index is missing, too, as rsync copies it last. Files with the marks of DCP's HuggingFaceStorageWriter are shards like any others."""
     for shard in (False, True):

@@ -170,7 +170,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
 /* Whether a name is that of an index, of a variant too: "model.safetensors.index.json", "model.safetensors.index.fp16.json". */
 static bool is_index_name(tsr_str name)
 {
-    return tsr_str_ends(name, TSR_STR(".json")) && tsr_name_holds(name, TSR_STR(".index."));
+    return !is_unfinished(name) && tsr_str_ends(name, TSR_STR(".json")) && tsr_name_holds(name, TSR_STR(".index."));
 }
 
 /* The file with the whole model to which an index would belong: "model.safetensors" for "model.safetensors.index.json". */
