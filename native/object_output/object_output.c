@@ -202,37 +202,41 @@ static bool know_markers(object_output *output)
 }
 
 /* Removes the marker, which was made last, first. If it has replaced an old one, or may exist, the new data must stay: a
- * marker without its data would be a checkpoint that cannot be loaded. With --resume, uploads stay, too. */
-static void discard_all(object_output *output)
+ * marker without its data would be a checkpoint that cannot be loaded. With --resume, uploads stay, too. Returns whether nothing
+ * else is left. */
+static bool discard_all(object_output *output)
 {
     tsr_service *service = output->service;
     const bool keeps_data = !know_markers(output) || output->has_replaced_marker;
+    bool is_gone = !keeps_data;
     for (uint32_t f = (uint32_t)output->objects.count; f-- > 0;) {
         written_object *object = written_object_at(output, f);
         tsr_error unused = {0};
         if (object->is_made && object->upload.if_absent && !keeps_data && !is_kept(output, f))
-            service->uploading->remove(service, object->upload.key, &unused);
+            is_gone &= service->uploading->remove(service, object->upload.key, &unused) == TSR_OK;
         if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume && !is_anothers(output, object))
-            service->uploading->abort(service, &object->upload, &unused);
+            is_gone &= service->uploading->abort(service, &object->upload, &unused) == TSR_OK;
     }
+    return is_gone;
 }
 
 /* Waits for the end of a step of the publication, because it is known only then what its requests have made. */
-void tsr_object_output_abandon(tsr_output *base)
+bool tsr_object_output_abandon(tsr_output *base)
 {
     object_output *output = (object_output *)base;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LONGEST_WAIT_SECONDS;
     tsr_parts_stop(output);
-    if (pthread_rwlock_timedwrlock(&output->steps, &until) != 0 || output->is_published) return;
+    if (pthread_rwlock_timedwrlock(&output->steps, &until) != 0) return false;
+    if (output->is_published) return true;
     pthread_mutex_lock(&output->lock);
     for (uint32_t f = 0; f < output->objects.count; f++)
         while (written_object_at(output, f)->begun == UPLOAD_BEGINNING &&
                pthread_cond_timedwait(&output->changed, &output->lock, &until) == 0) {
         }
     pthread_mutex_unlock(&output->lock);
-    discard_all(output); /* `steps` stays locked, so nothing can be made from now on */
+    return discard_all(output); /* `steps` stays locked, so nothing can be made from now on */
 }
 
 /* ---- reading back ---- */

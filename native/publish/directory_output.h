@@ -109,8 +109,8 @@ tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *er
 tsr_status tsr_output_check_swap(directory_output *output, bool made, tsr_error *err);
 /* Whether two names are in the same mount; if that is not known, it is assumed. Links are not followed. */
 bool tsr_is_one_mount(const tsr_sys *sys, int directory, const char *name, int other_directory, const char *other);
-/* Removes everything that is not published. */
-void tsr_output_discard(directory_output *output);
+/* Removes everything that is not published, and returns whether it is gone. */
+bool tsr_output_discard(directory_output *output);
 
 /* ---- permissions ---- */
 

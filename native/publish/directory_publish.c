@@ -95,10 +95,18 @@ static tsr_status copy_subdirectories(const directory_output *output, int direct
 }
 
 /* Removes them. Their files must have been removed before. */
-static void remove_subdirectories(const directory_output *output)
+static bool is_removed(const directory_output *output, int directory, const char *name, bool is_directory)
 {
+    tsr_error unused = {0};
+    return tsr_remove_name(output->sys, directory, name, is_directory, &unused) == TSR_OK;
+}
+
+static bool remove_subdirectories(const directory_output *output)
+{
+    bool is_gone = true;
     for (size_t i = output->directories.count; i-- > 0;)
-        output->sys->unlink(output->sys, output->work, directory_at(output, i), true);
+        is_gone &= is_removed(output, output->work, directory_at(output, i), true);
+    return is_gone;
 }
 
 /* ---- permissions ---- */
@@ -710,22 +718,23 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     }
 }
 
-void tsr_output_discard(directory_output *output)
+bool tsr_output_discard(directory_output *output)
 {
-    const tsr_sys *sys = output->sys;
+    bool is_gone = true;
     for (uint32_t i = 0; i < output->files.count; i++) {
         const output_file *file = tsr_output_file(output, i);
-        sys->unlink(sys, output->work, file->is_final ? file->name : file->temporary, false);
+        is_gone &= is_removed(output, output->work, file->is_final ? file->name : file->temporary, false);
     }
-    remove_subdirectories(output);
-    if (output->temporary) sys->unlink(sys, output->parent, output->temporary, true);
+    is_gone &= remove_subdirectories(output);
+    if (output->temporary) is_gone &= is_removed(output, output->parent, output->temporary, true);
+    return is_gone;
 }
 
-void tsr_directory_output_abandon(tsr_output *base)
+bool tsr_directory_output_abandon(tsr_output *base)
 {
     directory_output *output = (directory_output *)base;
     pthread_mutex_lock(&output->lock); /* never unlocked: a thread that wants to create a file waits here */
-    if (!output->published && output->options.unfinished == TSR_UNFINISHED_REMOVED) tsr_output_discard(output);
+    return output->published || output->options.unfinished != TSR_UNFINISHED_REMOVED || tsr_output_discard(output);
 }
 
 /* ---- the record ---- */

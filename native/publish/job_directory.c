@@ -470,14 +470,13 @@ static tsr_status open_all(job_state *s, tsr_error *err)
 /* ---- several ranks ---- */
 
 /* Called when a signal ends the program. Keeps what --resume and the shares of a plan need. */
-static bool remove_unfinished(void *ctx)
+static tsr_remains remove_unfinished(void *ctx)
 {
     const job_state *s = ctx;
     tsr_error ignored = {0};
-    if (s->job->resumes || s->is_shared) return true;
+    if (s->job->resumes || s->is_shared) return TSR_REMAINS_WORK;
     tsr_sys_stop_naming();
-    tsr_journals_discard(&s->journals, s->tag, &ignored);
-    return false;
+    return tsr_journals_discard(&s->journals, s->tag, &ignored) == TSR_OK ? TSR_REMAINS_NOTHING : TSR_REMAINS_UNKNOWN;
 }
 
 /* When a signal ends rank 0, it removes all journals, and looks for further ones when its own is gone. A rank that creates a

@@ -334,11 +334,11 @@ static tsr_status open_on_ranks(job_state *s, tsr_error *err)
     return tsr_job_agree(s, tsr_work_open(s->work, &s->ranked.base, err), err);
 }
 
-static bool remove_unfinished(void *ctx)
+static tsr_remains remove_unfinished(void *ctx)
 {
     const job_state *s = ctx;
-    if (s->output) tsr_object_output_abandon(s->output);
-    return s->job->resumes || s->is_shared;
+    if (s->output && !tsr_object_output_abandon(s->output)) return TSR_REMAINS_UNKNOWN;
+    return s->job->resumes || s->is_shared ? TSR_REMAINS_WORK : TSR_REMAINS_NOTHING;
 }
 
 static bool is_on_ranks(const job_state *s)

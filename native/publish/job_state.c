@@ -29,7 +29,7 @@ tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err)
     return s->ranks ? tsr_comm_agree_as_one(s->ranks, status, err) : status;
 }
 
-void tsr_job_guard(const tsr_job_environment *e, bool (*remove)(void *state), void *state)
+void tsr_job_guard(const tsr_job_environment *e, tsr_remains (*remove)(void *state), void *state)
 {
     if (e->guard) e->guard(e->ctx, remove, state);
 }

@@ -208,7 +208,7 @@ extern const job_backend tsr_job_directory, tsr_job_objects;
 /* Agrees with the other ranks on a common status. */
 tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err);
 /* The functions of an environment, which may lack them. */
-void tsr_job_guard(const tsr_job_environment *environment, bool (*remove)(void *state), void *state);
+void tsr_job_guard(const tsr_job_environment *environment, tsr_remains (*remove)(void *state), void *state);
 void tsr_job_unguard(const tsr_job_environment *environment);
 void tsr_job_hold(const tsr_job_environment *environment);
 void tsr_job_release(const tsr_job_environment *environment);

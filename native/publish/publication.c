@@ -129,10 +129,11 @@ static tsr_status begin_records(publishing *s, tsr_error *err)
     return s->journal ? p->continuation->begin(p->ctx, s->journal, false, &fits, err) : TSR_OK;
 }
 
-static void discard(const publishing *s)
+/* Returns whether all of it is gone. */
+static bool discard(const publishing *s)
 {
     tsr_error ignored = {0};
-    if (s->journal) tsr_journals_discard(&s->journals, s->place.tag, &ignored);
+    return !s->journal || tsr_journals_discard(&s->journals, s->place.tag, &ignored) == TSR_OK;
 }
 
 static void close_journals(publishing *s)
@@ -237,22 +238,20 @@ static tsr_output *output_of(const publishing *s)
 
 /* Removes unfinished files when a signal ends the program. The output comes first: a thread that creates a file has the output's
  * lock, and keeps it if it may not create names any more. */
-static bool remove_unfinished(void *state)
+static tsr_remains remove_unfinished(void *state)
 {
     const publishing *s = state;
     tsr_output *output = output_of(s);
-    if (s->is_remote) {
-        if (output) tsr_object_output_abandon(output);
-        return is_left(s);
-    }
+    bool is_gone = true;
+    if (s->is_remote && output) is_gone = tsr_object_output_abandon(output);
     const bool left = is_left(s);
-    if (!left && output) {
+    if (!s->is_remote && !left && output) {
         tsr_directory_output_drop(output);
-        tsr_directory_output_abandon(output);
+        is_gone = tsr_directory_output_abandon(output);
     }
-    tsr_sys_stop_naming();
-    if (!left) discard(s);
-    return left;
+    if (!s->is_remote) tsr_sys_stop_naming();
+    if (!s->is_remote && !left) is_gone &= discard(s);
+    return !is_gone ? TSR_REMAINS_UNKNOWN : left ? TSR_REMAINS_WORK : TSR_REMAINS_NOTHING;
 }
 
 /* Refuses an existing destination before anything is removed that a run which replaces it could continue. */

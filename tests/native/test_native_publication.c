@@ -21,7 +21,7 @@
 typedef struct slow_creation {
     sem_t begun;
     bool armed;
-    bool (*remove)(void *state);
+    tsr_remains (*remove)(void *state);
     void *state;
     tsr_publication publication;
 } slow_creation;
@@ -40,7 +40,7 @@ static void *slow_resize(void *ctx, void *pointer, size_t old_size, size_t new_s
     return NULL;
 }
 
-static void keep_cleanup(void *ctx, bool (*remove)(void *state), void *state)
+static void keep_cleanup(void *ctx, tsr_remains (*remove)(void *state), void *state)
 {
     slow_creation *s = ctx;
     s->remove = remove;
@@ -77,7 +77,7 @@ static void clean_up_during_creation(void)
     if (tsr_publication_open(&s.publication, &err) != TSR_OK || sem_init(&s.begun, 0, 0) != 0) _exit(1);
     if (pthread_create(&creator, NULL, create_late, &s) != 0) _exit(2);
     sem_wait(&s.begun);
-    if (s.remove(s.state)) _exit(3);
+    if (s.remove(s.state) != TSR_REMAINS_NOTHING) _exit(3);
     _exit(scratch_list("")[0] ? 4 : 0);
 }
 

@@ -164,15 +164,16 @@ def start(t, s, *args, **env):
 
 @test
 def test_write_a_signal_aborts_the_uploads(t):
+    """What became of the output is said, also where the server does not abort them."""
     source = large_file(t)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number, is_refused in ((signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)):
         reached, go_on = threading.Event(), threading.Event()
 
         def trouble(h, key, count):
             if h.command == "PUT" and "partNumber=4" in h.path:
                 reached.set()
                 go_on.wait(20)
-            return False
+            return is_refused and h.command == "DELETE" and h.error(403, "AccessDenied")
 
         with serving({}, trouble) as s:
             p = start(t, s, "convert", source, "s3://b/x.pt")
@@ -180,7 +181,9 @@ def test_write_a_signal_aborts_the_uploads(t):
             p.send_signal(number)
             need(p.wait(20) == -number, f"ended {p.returncode}: {p.stderr.read()}")
             go_on.set()
-            need(not s.objects and not s.uploads and operations(s, "AbortMultipartUpload") == 1, f"{list(s.objects)} {operations(s)}")
+            need(not s.objects and bool(s.uploads) == is_refused and operations(s, "AbortMultipartUpload") == 1, f"{list(s.objects)} {operations(s)}")
+            said = p.stderr.read()
+            need((b"could not be removed" in said) == is_refused != (b"the unfinished output was removed" in said), said)
             p.stderr.close()
 
 

@@ -49,16 +49,14 @@ void cli_signals_release(void)
 /* Cleans up after a signal and ends the program. Returns 0 if the signal has to wait. */
 int tessera_signal(int number)
 {
-    bool kept = false;
     if (waits) return 0;
-    for (cli_cleanup *c = first; c; c = c->next) kept = c->remove(c->ctx) || kept;
+    const char *said = cli_cleanup_run(first);
     if (first && number != SIGPIPE) {
         fprintf(stderr, "%stessera: ended by %s; %s\n", isatty(STDERR_FILENO) ? "\n" : "",
                 number == SIGINT    ? "SIGINT"
                 : number == SIGTERM ? "SIGTERM"
                                     : "SIGHUP",
-                kept ? "the finished work was kept; run the same command with --resume to continue"
-                     : "the unfinished output was removed");
+                said);
     }
     raise(number);
     return 1;

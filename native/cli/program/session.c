@@ -335,3 +335,19 @@ void cli_contract_free(cli_contract *contract)
     cli_close(&contract->session);
     tsr_arena_free(contract->arena);
 }
+
+/* ---- signals ---- */
+
+const char *cli_cleanup_run(const cli_cleanup *list)
+{
+    static const char *const said[] = {
+        [TSR_REMAINS_NOTHING] = "the unfinished output was removed",
+        [TSR_REMAINS_WORK] = "the finished work was kept; run the same command with --resume to continue",
+        [TSR_REMAINS_UNKNOWN] = "the unfinished output could not be removed, and some of it may be left"};
+    tsr_remains most = TSR_REMAINS_NOTHING;
+    for (; list; list = list->next) {
+        const tsr_remains left = list->remove(list->ctx);
+        if (left > most) most = left;
+    }
+    return said[most];
+}

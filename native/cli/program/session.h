@@ -7,6 +7,7 @@
 #include "tessera/document_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/commands.h"
+#include "tessera/sys/publication.h"
 #include "tessera/sys/store.h"
 
 #include <stdbool.h>
@@ -161,10 +162,10 @@ void cli_contract_free(cli_contract *contract); /* accepts a zeroed one */
 
 typedef struct cli_cleanup cli_cleanup;
 struct cli_cleanup {
-    /* Removes what is unfinished, and returns whether it left something for --resume. Runs in another thread, once, while the command's own threads continue until the process
+    /* Removes what is unfinished. Runs in another thread, once, while the command's own threads continue until the process
      * ends. It may only read data that no longer changes, must not take a lock that they hold for long, and has to keep them
      * from creating files again (tsr_sys_stop_naming, tsr_directory_output_abandon). */
-    bool (*remove)(void *ctx);
+    tsr_remains (*remove)(void *ctx);
     void *ctx;
     cli_cleanup *next; /* set by cli_cleanup_add */
 };
@@ -174,6 +175,9 @@ void cli_cleanup_add(cli_cleanup *cleanup);
 /* Removes `cleanup` when nothing is left to clean up. Does not return if a signal has already arrived. Accepts one that
  * was not added. */
 void cli_cleanup_drop(cli_cleanup *cleanup);
+
+/* Removes what is unfinished for all of a list of cleanups, and returns what is to be said about it. */
+const char *cli_cleanup_run(const cli_cleanup *list);
 
 /* A signal waits between these two calls. They protect steps that must not be separated, such as creating a file and
  * recording its name, or the renames of a publication. */

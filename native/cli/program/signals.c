@@ -126,16 +126,7 @@ static void *wait_for_signal(void *unused)
     limit_cleanup();
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LONGEST_HOLD_SECONDS;
-    bool kept = false, cleaned = false;
-    if (pthread_mutex_timedlock(&lock, &until) == 0) {
-        for (cli_cleanup *c = first; c; c = c->next) {
-            kept = c->remove(c->ctx) || kept;
-            cleaned = true;
-        }
-    }
-    if (cleaned)
-        report(atomic_load(&received), kept ? "the finished work was kept; run the same command with --resume to continue"
-                                            : "the unfinished output was removed");
+    if (pthread_mutex_timedlock(&lock, &until) == 0 && first) report(atomic_load(&received), cli_cleanup_run(first));
     die(atomic_load(&received));
     return NULL;
 }

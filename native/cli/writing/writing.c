@@ -471,7 +471,7 @@ static tsr_status warn_of(void *ctx, tsr_str text, bool lasts, tsr_error *err)
     return lasts && g->writing ? keep_warning(g->writing, text, err) : TSR_OK;
 }
 
-static void guard(void *ctx, bool (*remove)(void *state), void *state)
+static void guard(void *ctx, tsr_remains (*remove)(void *state), void *state)
 {
     cli_guard *g = ctx;
     g->cleanup = (cli_cleanup){.remove = remove, .ctx = state};

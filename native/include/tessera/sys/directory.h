@@ -166,8 +166,9 @@ tsr_status tsr_directory_output_check(const tsr_allocator *allocator, const char
                                       const tsr_directory_output_options *options, tsr_error *err);
 
 /* Removes the unpublished files of an output to which other threads still write, for a process that is about to end. Nothing
- * can be created in the output afterwards, and it must not be closed. An output with TSR_UNFINISHED_KEPT is not removed. */
-void tsr_directory_output_abandon(tsr_output *output);
+ * can be created in the output afterwards, and it must not be closed. An output with TSR_UNFINISHED_KEPT is not removed.
+ * Returns whether all that should be removed is gone. */
+bool tsr_directory_output_abandon(tsr_output *output);
 
 /* One more than the highest generation of the data files and sidecars in a directory (tsr_output.generation); 0 without such files or
  * directory. */

@@ -182,8 +182,8 @@ tsr_status tsr_object_output_remove_notes(tsr_output *output, tsr_error *err);
 tsr_object_resumed tsr_object_output_resumed(const tsr_output *output);
 
 /* For signals, from another thread than the one that writes: removes everything unpublished. Nothing is written
- * afterwards. */
-void tsr_object_output_abandon(tsr_output *output);
+ * afterwards. Returns whether all of it is known to be gone. */
+bool tsr_object_output_abandon(tsr_output *output);
 
 TSR_API_END
 

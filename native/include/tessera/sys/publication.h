@@ -34,14 +34,21 @@
 
 TSR_API_BEGIN
 
+/* What is left of an unfinished output after its removal. */
+typedef enum tsr_remains {
+    TSR_REMAINS_NOTHING,
+    TSR_REMAINS_WORK,   /* what a later run can continue */
+    TSR_REMAINS_UNKNOWN /* something could not be removed */
+} tsr_remains;
+
 /* What writing needs from its caller. Every function may be NULL. */
 typedef struct tsr_job_environment {
     tsr_comm *ranks; /* NULL: this process works alone. Otherwise the calls are collective */
     /* Receives a warning. `lasts`: it is about what is written, so it belongs into the report of the job, too. */
     tsr_status (*warn)(void *ctx, tsr_str text, bool lasts, tsr_error *err);
-    /* From `guard` to `unguard`, a signal that ends the program must first call `remove`, which removes what is unfinished and
-     * returns whether something is left that a later run can continue. It may be called by another thread. */
-    void (*guard)(void *ctx, bool (*remove)(void *state), void *state);
+    /* From `guard` to `unguard`, a signal that ends the program must first call `remove`, which removes what is unfinished. It may
+     * be called by another thread. */
+    void (*guard)(void *ctx, tsr_remains (*remove)(void *state), void *state);
     void (*unguard)(void *ctx); /* also without guard before it */
     void (*hold)(void *ctx);    /* from here to `release` such a signal waits */
     void (*release)(void *ctx);
