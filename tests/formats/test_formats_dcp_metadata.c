@@ -190,6 +190,10 @@ static const struct {
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(" STR("x") STR("y") "tR", W_PLACED), "pickle/unlisted-call", "",
      "call builtins.getattr"},
     {METADATA(W, STR("w") NEW("mine\n", "Thing", "N"), W_PLACED), "pickle/unlisted-class", "", "mine.Thing"},
+    {METADATA(W, STR("w") NEW(MODULE, "StorageMeta2", "N"), W_PLACED), "pickle/unlisted-class", "", "StorageMeta2"},
+    {METADATA(W, STR("w") NEW(MODULE, "Storage]eta", "N"), W_PLACED), "pickle/unloadable", "", "'Storage]eta'"},
+    {METADATA(W, STR("w") NEW("torch.distributed.checkpoint.planner\n", "TansorWriteData", "N"), W_PLACED),
+     "pickle/unloadable", "", "'TansorWriteData'"},
     {METADATA(W, STR("w") "cmine\nThing\n", W_PLACED), NULL, NULL, NULL}, /* a class that is named but not used */
     {METADATA(W, STR("w") "cbuiltins\ngetattr\n(c" MODULE "_MEM_FORMAT_ENCODING\n" STR("TORCH_CONTIGUOUS_FORMAT") "tR",
               W_PLACED),

@@ -249,6 +249,12 @@ static const tsr_pickle_name names[] = {
     {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", ID_LISTED},
 };
 
+const tsr_pickle_name *tsr_dcp_listed(size_t *count)
+{
+    *count = sizeof names / sizeof *names;
+    return names;
+}
+
 enum { KEY_CACHE = 8 };
 
 /* An attribute name, as it was last seen at one position in the state of a class. Picklers write the same name as the same

@@ -194,11 +194,14 @@ tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_metada
 {
     const tsr_dcp_metadata *metadata = &source->metadata;
     const tsr_store_file *file = &checkpoint->store->files[source->file];
-    const tsr_verdict verdict = {.pickle = metadata->pickle,
-                                 .host = checkpoint->host,
-                                 .findings = checkpoint->findings,
-                                 .file_name = file->name,
-                                 .is_data = is_dtype};
+    tsr_verdict verdict = {.pickle = metadata->pickle,
+                           .host = checkpoint->host,
+                           .findings = checkpoint->findings,
+                           .file_name = file->name,
+                           .is_data = is_dtype};
+#ifndef TSR_SMALL /* see pickle_verdict.c */
+    verdict.listed = tsr_dcp_listed(&verdict.listed_count);
+#endif
     TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
     TSR_TRY(judge_folded(&verdict, metadata, err));
     TSR_TRY(judge_objects(&verdict, err));

@@ -242,6 +242,8 @@ tsr_status tsr_dcp_check_ends(tsr_checkpoint *checkpoint, const tsr_entry *entri
 /* Ids of the classes whose objects stay in the pickle. */
 enum { TSR_DCP_ID_METADATA = 32, TSR_DCP_ID_LISTED /* all others that are accepted */ };
 
+/* dcp_fold.c: the classes that `.metadata` may name, `count` of them. */
+const tsr_pickle_name *tsr_dcp_listed(size_t *count);
 /* Parses `bytes`. Sets the pickle, its end, and the positions of what is odd in it; fills the vectors and names of `out`, which
  * must be empty. On failure, `out` may be partly filled. */
 tsr_status tsr_dcp_fold(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *out, tsr_error *err);

@@ -262,6 +262,28 @@ static bool is_usual(tsr_str module, tsr_str name)
     return false;
 }
 
+#ifndef TSR_SMALL /* the browser's module has no room for it */
+/* The number of bits in which a text differs from one of the same size. */
+static unsigned bits_between(tsr_str text, tsr_str other)
+{
+    unsigned count = 0;
+    for (size_t i = 0; i < text.size; i++)
+        for (unsigned bits = (unsigned char)text.data[i] ^ (unsigned char)other.data[i]; bits; bits &= bits - 1) count++;
+    return count;
+}
+
+static bool is_flipped(const tsr_verdict *v, tsr_str module, tsr_str name)
+{
+    for (size_t i = 0; i < v->listed_count; i++) {
+        const tsr_str of_module = tsr_str_from(v->listed[i].module), of_name = tsr_str_from(v->listed[i].name);
+        if (module.size == of_module.size && name.size == of_name.size &&
+            bits_between(module, of_module) + bits_between(name, of_name) == 1)
+            return true;
+    }
+    return false;
+}
+#endif
+
 static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref global, tsr_pickle_use use, tsr_error *err)
 {
     const tsr_str module = tsr_pickle_module(v->pickle, global), name = tsr_pickle_name_of(v->pickle, global);
@@ -270,7 +292,10 @@ static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref gl
         name.size && memchr(name.data, '.', name.size) && tsr_pickle_protocol(v->pickle) < 4; /* one name then */
     const bool usual = !built && !v->named && is_usual(module, name);
     if (!nested && !usual) TSR_TRY(tsr_host_load(v->host, err));
-    const tsr_name_state state = nested ? TSR_NAME_MISSING : usual ? TSR_NAME_EXISTS : tsr_name_state_of(module, name);
+    tsr_name_state state = nested ? TSR_NAME_MISSING : usual ? TSR_NAME_EXISTS : tsr_name_state_of(module, name);
+#ifndef TSR_SMALL
+    if (is_flipped(v, module, name)) state = TSR_NAME_MISSING;
+#endif
     if (state == TSR_NAME_MISSING && !dangerous) return find_missing(v, position, module, name, err);
     const bool unchecked = state == TSR_NAME_UNCHECKED;
     tsr_level level = dangerous ? TSR_ERROR : built || unchecked ? TSR_WARNING : TSR_NOTE;

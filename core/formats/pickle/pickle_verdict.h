@@ -5,7 +5,8 @@
  *   pickle/unlisted-class   instances (warning) or the mere name (note) of such a global; an error where its module can do
  *                           harm however it is used; a warning, too, for names of PyTorch and numpy of which it is not
  *                           known whether they exist (pickle_verdict.c)
- *   pickle/unloadable       an operation at which PyTorch's loader raises, a name that does not exist
+ *   pickle/unloadable       an operation at which PyTorch's loader raises, a name that does not exist (such as that of a class
+ *                           in which a bit has flipped)
  *   pickle/trailing-bytes   bytes after STOP
  *
  * The techniques against which this holds are those that are published as bypasses of pickle scanners: tests/cli/test_pickles.py
@@ -30,6 +31,9 @@ struct tsr_verdict {
     bool (*is_class)(const tsr_pickle *pickle, tsr_ref object);
     /* Judges a persistent id; NULL: the loader resolves none. */
     tsr_status (*persistent)(const tsr_verdict *verdict, const tsr_pickle_oddity *odd, tsr_error *err);
+    /* A class whose name differs in one bit from one of these does not exist: no program calls its class so. */
+    const tsr_pickle_name *listed;
+    size_t listed_count;
 };
 
 /* Adds a finding on each global that has no id, and on each oddity of the pickle. */
