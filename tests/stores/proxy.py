@@ -9,11 +9,12 @@ import http_serving
 class Proxy(http_serving.Server):
     """`trouble(handler)` may answer a request itself, or leave it without an answer, and then returns True. The server
     behind the proxy never sees such a request. `damages(handler, body, up)` returns the body of a request (`up`) or of an answer as
-    it arrives."""
+    it arrives, and `states(headers)` the headers of an answer."""
 
     def __init__(self, url, trouble=lambda handler: False):
         self.behind, self.trouble = urllib.parse.urlsplit(url).netloc, trouble
         self.damages = lambda handler, body, up: body
+        self.states = lambda headers: headers
         super().__init__(Handler)
 
     def parts(self):
@@ -42,7 +43,7 @@ class Handler(http_serving.Handler):
         with self.server.lock:
             self.server.asked.append((self.command, self.path))
         kept = {k: v for k, v in answer.getheaders() if k.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server")}
-        self.answer(answer.status, data, **kept)
+        self.answer(answer.status, data, **self.server.states(kept))
 
     do_PUT = do_POST = do_DELETE = do_GET
 

@@ -1,4 +1,6 @@
 """Checksums in requests and answers: a byte that is damaged on its way, in either direction, is noticed."""
+import base64
+import hashlib
 import os
 import re
 import shutil
@@ -336,6 +338,41 @@ def test_request_checksums_of_google(t):
     with http_serving.running(google({LARGE: files_below(sample("safetensors_model")[0])["model.safetensors"]})) as s, proxy.before(s.url) as between:
         between.damages = Damage(0, lambda h, body, up: not up and h.command == "GET" and "alt=media" in h.path and len(body) > 1)
         reads(t, sample("safetensors_model")[0], f"gs://b/{LARGE}", {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": between.url}, between.damages)
+
+
+@test
+def test_request_checksums_of_an_object_with_md5_alone(t):
+    """Google keeps no CRC-32C of some objects, and servers other than Azure's state no Content-MD5 with a range. The MD5 of the object is compared with
+    an answer that has all of it."""
+    source = sample("safetensors_model")[0]
+    data = files_below(source)["model.safetensors"]
+
+    def damage(mark):
+        return Damage(0, lambda h, body, up: not up and h.command == "GET" and mark in h.path and len(body) > 1)
+
+    stated = []
+
+    def only_md5(headers):
+        stated.extend(n for n in headers if n.lower() == "x-goog-hash")
+        return {n: "md5=" + base64.b64encode(hashlib.md5(data).digest()).decode() if n.lower() == "x-goog-hash" else v for n, v in headers.items()}
+
+    with http_serving.running(google({LARGE: data})) as s, proxy.before(s.url) as between:
+        between.damages, between.states = damage("alt=media"), only_md5
+        reads(t, source, f"gs://b/{LARGE}", {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": between.url}, between.damages)
+    need(stated, "Google stated no checksum that could be replaced")
+
+    def only_of_the_object(headers):
+        stated.extend(n for n in headers if n.lower() == "x-ms-blob-content-md5")
+        return {n: v for n, v in headers.items() if n.lower() != "content-md5"}
+
+    stated.clear()
+    with azurite_place() as place:
+        place.put(LARGE, data)
+        root, _, account = place.env["AZURE_STORAGE_SERVICE_ENDPOINT"].rstrip("/").rpartition("/")
+        with proxy.before(root) as between:
+            between.damages, between.states = damage(LARGE), only_of_the_object
+            reads(t, source, f"{place.url}/{LARGE}", {**place.env, "AZURE_STORAGE_SERVICE_ENDPOINT": f"{between.url}/{account}"}, between.damages)
+    need(stated, "azurite stated no checksum of the object")
 
 
 @test
