@@ -143,6 +143,22 @@ def test_a_failed_download_is_not_called_a_long_header(t):
 
 
 @test
+def test_pointers_of_git_lfs_in_a_dcp_are_one_error_per_file(t):
+    """The metadata is text for git or was fetched, and the data was not."""
+    source, names = sample("dcp_fsdp2")[0], [f"__{rank}_0.distcp" for rank in range(4)]
+    shutil.copytree(source, t.at("cloned"))
+    for name in names:
+        with open(t.at("cloned", name), "wb") as f:
+            f.write(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"7" * 64 + b"\nsize 43000\n")
+    for options in ((), ("--deep",)):
+        found = t.json("validate", t.at("cloned"), "--json", *options, status=1)["findings"]
+        need([(f["rule"], f["file"]) for f in found] == [("dcp/missing-file", name) for name in names], found)
+        need(all("is a Git LFS pointer" in f["message"] and "git lfs pull" in f["message"] for f in found), found)
+    need(len(t.json("inspect", t.at("cloned"), "--json")["entries"]) == len(t.json("inspect", source, "--json")["entries"]), "the metadata is whole")
+    need(b"'__0_0.distcp'" in t.run("convert", t.at("cloned"), t.at("out"), "--to", "torch", status=2).stderr, "which file is not said")
+
+
+@test
 def test_a_pointer_of_git_lfs_in_place_of_a_shard_is_named(t):
     """A clone without git-lfs has the whole index and a pointer in place of each shard; `git lfs pull --include` fetches some of them."""
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"

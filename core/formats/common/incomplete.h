@@ -61,4 +61,14 @@ bool tsr_entry_lacks_bytes(const tsr_entry *entry);
 /* Adds the finding `repair/lost`, for an entry that a reader leaves out of the catalog. */
 tsr_status tsr_entry_report_lost(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_error *err);
 
+/* What a repository has in place of a large file until that is fetched, and what such a file is called. It has at most 1,023 bytes.
+ *
+ * Source: docs/spec.md of git-lfs. */
+#define TSR_LFS_POINTER "version https://git-lfs.github.com/spec/v1"
+#define TSR_LFS_IS      "a Git LFS pointer, not the file itself (git lfs pull fetches it)"
+
+/* Sets *is to whether a file, of which items of `fqn` are missing, is one; then adds dcp/missing-file, and the checkpoint lacks the file. The
+ * browser's module has no room for it. Errors: those of reading; TSR_E_NOMEM. */
+tsr_status tsr_report_lfs_pointer(tsr_checkpoint *checkpoint, uint32_t file, tsr_str fqn, bool *is, tsr_error *err);
+
 #endif

@@ -3,6 +3,7 @@
  *
  * Records are keyed by MetadataIndex, (FQN, offsets). Its `index` is only a hint, which equality ignores. */
 #include "base/cursor.h"
+#include "formats/common/incomplete.h"
 #include "formats/dcp/dcp_state.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
@@ -270,8 +271,12 @@ static tsr_status place_one(placer *p, const record *r, tsr_error *err)
     if (*use <= TSR_DCP_OBJECTS) *use = (uint8_t)use_of(entry, chunk, r->transform);
     if (r->byte_offset < 0 || r->byte_length < 0 || !tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end) ||
         end > p->checkpoint->store->files[file].size) {
+        bool is_pointer;
         if (r->byte_offset < 0 || r->byte_length < 0) chunk->byte_offset = chunk->byte_length = 0;
-        return find_beyond(p, r, file, err);
+        TSR_TRY(tsr_report_lfs_pointer(p->checkpoint, file, r->fqn, &is_pointer, err));
+        if (!is_pointer) return find_beyond(p, r, file, err);
+        p->files_of[r->path] = TSR_NO_FILE; /* its other items are missing, too, and not reported again */
+        return TSR_OK;
     }
     chunk->file = file;
     return r->transform == TSR_DCP_PLAIN ? TSR_OK : note_transform(p, chunk, r->transform, err);

@@ -3,6 +3,7 @@
  * add a row to one of the tables. Sources: the signatures in each format's specification. */
 #include "codec/json.h"
 #include "formats/common/file_names.h"
+#include "formats/common/incomplete.h"
 #include "formats/recognize/recognize.h"
 #include "formats/safetensors/safetensors_reader.h"
 #include "formats/torch/torch_file.h"
@@ -76,8 +77,7 @@ static const signature foreign_kinds[] = {
     {257, 5, "ustar",
      "a tar archive: either packed by hand (unpack it first), or a file of torch.save before version 0.1.10 (.tar), which "
      "is not supported"},
-    {0, 42, "version https://git-lfs.github.com/spec/v1",
-     "a Git LFS pointer, not the file itself (git lfs pull fetches it)"},
+    {0, sizeof TSR_LFS_POINTER - 1, TSR_LFS_POINTER, TSR_LFS_IS},
     {0, 9, "<!DOCTYPE", "an HTML page, perhaps a failed download"},
     {0, 9, "<!doctype", "an HTML page, perhaps a failed download"},
     {0, 5, "<html", "an HTML page, perhaps a failed download"},
