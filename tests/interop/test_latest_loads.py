@@ -106,7 +106,7 @@ def test_a_file_that_was_lengthened_is_the_answer_if_it_loads(t):
         if is_loaded:
             taken += 1
             findings = t.json("validate", path, "--deep", "--json")["findings"]
-            assert [(f["rule"], f["level"]) for f in findings] == [("zip/trailing-bytes", "warning")] and str(len(tail)) in findings[0]["message"], findings
+            assert [(f["rule"], f["level"]) for f in findings] == [("pickle/trailing-bytes", "warning")] and str(len(tail)) in findings[0]["message"], findings
     assert 10 < taken < len(tails), taken
     torch.save({"step": 10}, path)
     with open(path, "rb") as f:

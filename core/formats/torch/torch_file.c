@@ -219,7 +219,7 @@ tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *hos
 #ifndef TSR_SMALL /* see codec/zip.c */
     const uint64_t more = from->range.byte_length - out->zip.size;
     if (more && findings)
-        TSR_TRY(tsr_finding_add(findings, "zip/trailing-bytes",
+        TSR_TRY(tsr_finding_add(findings, "pickle/trailing-bytes",
                                 (tsr_place){build.file_name, from->range.byte_offset + out->zip.size, {NULL, 0}}, err,
                                 "%llu byte%s follow%s the end of the archive", (unsigned long long)more, TSR_PLURAL(more),
                                 more == 1 ? "s" : ""));
