@@ -143,6 +143,14 @@ def test_a_failed_download_is_not_called_a_long_header(t):
 
 
 @test
+def test_the_head_of_inspect_does_not_count_missing_tensors_as_objects(t):
+    shutil.copytree(os.path.dirname(sample("safetensors_index")[0]), t.at("model"))
+    os.remove(t.at("model", "model-00002-of-00003.safetensors"))
+    text = t.run("inspect", t.at("model")).stdout.decode()
+    need("5 tensors" in text and "3 tensors whose files are missing" in text and " objects" not in text, text)
+
+
+@test
 def test_pointers_of_git_lfs_in_a_dcp_are_one_error_per_file(t):
     """The metadata is text for git or was fetched, and the data was not."""
     source, names = sample("dcp_fsdp2")[0], [f"__{rank}_0.distcp" for rank in range(4)]

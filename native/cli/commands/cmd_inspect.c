@@ -148,11 +148,22 @@ static uint64_t count_data_files(const tsr_catalog *catalog)
     return count;
 }
 
-static uint64_t count_per_rank(const view *v)
+static bool differs_by_rank(const tsr_entry *entry)
+{
+    return entry->per_rank;
+}
+
+/* Whether it is a tensor of which only an index tells the name, because its file is missing. */
+static bool is_missing(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_OPAQUE && !entry->value && tsr_str_equal(entry->type, TSR_STR("missing"));
+}
+
+static uint64_t count_entries(const view *v, bool (*counts)(const tsr_entry *entry))
 {
     uint64_t count = 0;
     const cli_node *nodes = v->listing.nodes.items;
-    for (size_t i = 0; i < v->listing.nodes.count; i++) count += nodes[i].entry && nodes[i].entry->per_rank;
+    for (size_t i = 0; i < v->listing.nodes.count; i++) count += nodes[i].entry && counts(nodes[i].entry);
     return count;
 }
 
@@ -174,14 +185,17 @@ static void put_parts(const view *v)
     const tsr_catalog *catalog = v->session->catalog;
     for (uint32_t p = 0; p < catalog->part_count; p++) {
         const tsr_part *part = &catalog->parts[p];
-        uint64_t tensors = 0;
-        for (uint64_t i = 0; i < part->entry_count; i++)
+        uint64_t tensors = 0, missing = 0;
+        for (uint64_t i = 0; i < part->entry_count; i++) {
             tensors += catalog->entries[part->first_entry + i].kind == TSR_ENTRY_TENSOR;
-        const uint64_t objects = part->entry_count - tensors;
+            missing += is_missing(&catalog->entries[part->first_entry + i]);
+        }
+        const uint64_t objects = part->entry_count - tensors - missing;
         fputs(p ? ", " : "  parts: ", stdout);
         cli_put(stdout, part->name.size ? part->name : TSR_STR("(without a name)"));
         printf(" (%s", tsr_format_name(part->format));
         if (tensors) printf(", %s", cli_plural(tensors, "tensor").text);
+        if (missing) printf(", %s without a file", cli_plural(missing, "tensor").text);
         if (objects) printf(", %s", cli_plural(objects, "object").text);
         putchar(')');
     }
@@ -238,9 +252,11 @@ static void put_head(const view *v)
     cli_on(v->out, stdout, CLI_BOLD);
     fputs(cli_bytes(root->bytes).text, stdout);
     cli_off(v->out, stdout);
-    const uint64_t per_rank = count_per_rank(v), objects = root->others - per_rank;
+    const uint64_t per_rank = count_entries(v, differs_by_rank), missing = count_entries(v, is_missing);
+    const uint64_t objects = root->others - per_rank - missing;
     if (per_rank)
         printf(", %s that %s from rank to rank", cli_plural(per_rank, "tensor").text, per_rank == 1 ? "differs" : "differ");
+    if (missing) printf(", %s whose %s missing", cli_plural(missing, "tensor").text, missing == 1 ? "file is" : "files are");
     if (objects) printf(", and %s", cli_plural(objects, "object").text);
     putchar('\n');
     if (root->tensors) {
