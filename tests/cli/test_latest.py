@@ -440,8 +440,10 @@ def test_latest_passes_over_shards_of_which_one_was_not_renamed(t):
 def test_latest_passes_over_files_under_each_others_names(t):
     """Each file is whole, and no framework loads them from these names."""
     steps = {"checkpoint-10": None, "checkpoint-20": None}
-    for source, pairs in ((trainer(), [("model.safetensors", "scheduler.pt"), ("model.safetensors", "trainer_state.json"), ("optimizer.pt", "scheduler.pt"), ("optimizer.pt", "training_args.bin")]),
-                          (golden("accelerate")[0], [("model.safetensors", "optimizer.bin"), ("model.safetensors", "scheduler.bin"), ("optimizer_1.bin", "scheduler.bin"), ("optimizer.bin", "random_states_0.pkl")])):
+    for source, pairs in ((trainer(), [("model.safetensors", "scheduler.pt"), ("model.safetensors", "trainer_state.json"), ("optimizer.pt", "scheduler.pt"), ("optimizer.pt", "training_args.bin"),
+                                ("scheduler.pt", "rng_state.pth"), ("training_args.bin", "rng_state.pth")]),
+                          (golden("accelerate")[0], [("model.safetensors", "optimizer.bin"), ("model.safetensors", "scheduler.bin"), ("optimizer_1.bin", "scheduler.bin"), ("optimizer.bin", "random_states_0.pkl"),
+                                                   ("scheduler.bin", "random_states_0.pkl")])):
         for one, other in pairs:
             shutil.rmtree(t.at("run"), ignore_errors=True)
             copies(t, source, *steps)
