@@ -110,6 +110,20 @@ def test_latest_of_every_form_passes_over_what_is_damaged(t):
 
 
 @test
+def test_latest_passes_over_a_lightning_save_of_which_the_last_file_is_left(t):
+    """A copy in another order than Lightning's, or a disk that lost the entries of the other files."""
+    copies(t, sample("lightning_dist")[0], "epoch=0-step=10.ckpt", "epoch=0-step=20.ckpt")
+    for name in os.listdir(t.at("run", "epoch=0-step=20.ckpt")):
+        if name != "meta.pt":
+            os.remove(t.at("run", "epoch=0-step=20.ckpt", name))
+    doc = latest(t, "epoch=0-step=10.ckpt", ["epoch=0-step=20.ckpt"])
+    need("Lightning" in doc["passed_over"][0]["reason"], doc)
+    t.run("validate", t.at("run", "epoch=0-step=20.ckpt", "meta.pt"), "--deep")  # by its own path it is a file like any other
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(os.listdir(t.at("run", "epoch=0-step=20.ckpt")) == ["meta.pt"], "it may be a copy under way")
+
+
+@test
 def test_latest_passes_over_a_megatron_save_that_ended_after_its_first_file(t):
     copies(t, sample("megatron_dist")[0], "iter_0000010", "iter_0000020")
     for name in os.listdir(t.at("run", "iter_0000020")):

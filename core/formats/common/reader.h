@@ -197,6 +197,7 @@ extern const tsr_directory tsr_directory_deepspeed;
 extern const tsr_directory tsr_directory_deepspeed_universal;
 extern const tsr_directory tsr_directory_megatron;
 extern const tsr_directory tsr_directory_megatron_begun;
+extern const tsr_directory tsr_directory_lightning_lost;
 extern const tsr_directory tsr_directory_shards;
 extern const tsr_directory tsr_directory_accelerate_fsdp;
 extern const tsr_directory tsr_directory_accelerate;

@@ -13,6 +13,9 @@ const tsr_directory *const tsr_directories[] = {
     &tsr_directory_deepspeed,
     &tsr_directory_megatron,
     &tsr_directory_megatron_begun,
+#ifndef TSR_SMALL /* the browser's module has no room for it */
+    &tsr_directory_lightning_lost,
+#endif
     &tsr_directory_shards,
     &tsr_directory_torch_checkpointing,
     &tsr_directory_nemo,
