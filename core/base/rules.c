@@ -179,8 +179,8 @@ static const tsr_rule rules[] = {
      "The optimizer numbers its parameters, and several of them have the same shape. The states are listed by number, in "
      "the order of the optimizer's param groups. A single param group of all parameters is assumed to be in the order of "
      "model.parameters(), and its states are named by it."},
-    {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle or archive",
-     "PyTorch stops at the end and never reads them, but another program may. They are not part of the "
+    {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
+     "PyTorch stops at the end of the pickle and never reads them, but another program may. They are not part of the "
      "checkpoint. Save the file again to remove them."},
     {"pickle/unlisted-call", TSR_ERROR, "loading the pickle would call something that is not known to be harmless",
      "torch.load(weights_only=False) would make this call. Tessera never does. Save plain tensors and containers "

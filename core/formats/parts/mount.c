@@ -467,38 +467,47 @@ static tsr_status take_metadata(tsr_mounts *mounts, const tsr_catalog *catalog, 
     return TSR_OK;
 }
 
-/* Reports a file of torch.save that is in the place of another one, such as two of a checkpoint under each other's names: PyTorch's
- * load_state_dict, the Trainer and accelerate take from it what is always there. Every optimizer has groups of parameters, also within
- * the state of one that wraps others.
+/* Reports a file of torch.save in the place of an optimizer that PyTorch's load_state_dict would not take, such as another one of the
+ * checkpoint under its name. Every optimizer has groups of parameters, also within the state of one that wraps others. */
+static tsr_status check_optimizer(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
+                                  tsr_error *err)
+{
+    const bool is_torch = catalog->format == TSR_FORMAT_TORCH_ZIP || catalog->format == TSR_FORMAT_TORCH_LEGACY;
+    if (!is_torch || place->file == TSR_NO_FILE ||
+        !tsr_str_starts(current_part(mounts_of(checkpoint))->name, TSR_STR("optimizer")))
+        return TSR_OK;
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        if (tsr_str_contains(catalog->entries[e].fqn, TSR_STR("param_groups"))) return TSR_OK;
+    const tsr_str name = name_of(checkpoint, place);
+    return tsr_checkpoint_is_incomplete(checkpoint, name,
+                                        tsr_arena_format(checkpoint->arena, err,
+                                                         "'%.*s' is not the state of an optimizer: it has no param_groups",
+                                                         TSR_STR_ARG(name)),
+                                        err);
+}
+
+#ifndef TSR_SMALL /* the browser's module has no room for it */
+/* The same for a file of random states, from which the Trainer and accelerate take what is always there.
  *
  * Source: _load_rng_state in transformers/trainer.py; save_accelerator_state in accelerate/checkpointing.py. */
-static tsr_status check_kind(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
-                             tsr_error *err)
+static tsr_status check_random_states(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
+                                      tsr_error *err)
 {
-    static const struct {
-        const char *part, *ending, *has, *is;
-    } kinds[] = {
-        {"optimizer", "", "param_groups", "the state of an optimizer"},
-#ifndef TSR_SMALL /* the browser's module has no room for them */
-        {"rng_state", ".pth", "python", "the state of random number generators"},
-        {"rng_state", ".pkl", "random_state", "the state of random number generators"},
-#endif
-    };
     const bool is_torch = catalog->format == TSR_FORMAT_TORCH_ZIP || catalog->format == TSR_FORMAT_TORCH_LEGACY;
-    if (!is_torch || place->file == TSR_NO_FILE) return TSR_OK;
-    const tsr_str part = current_part(mounts_of(checkpoint))->name, name = name_of(checkpoint, place);
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        bool has = !tsr_str_starts(part, tsr_str_from(kinds[k].part)) || !tsr_str_ends(name, tsr_str_from(kinds[k].ending));
-        for (uint64_t e = 0; e < catalog->entry_count && !has; e++)
-            has = tsr_str_contains(catalog->entries[e].fqn, tsr_str_from(kinds[k].has));
-        if (!has)
-            return tsr_checkpoint_is_incomplete(checkpoint, name,
-                                                tsr_arena_format(checkpoint->arena, err, "'%.*s' is not %s: it has no %s",
-                                                                 TSR_STR_ARG(name), kinds[k].is, kinds[k].has),
-                                                err);
-    }
-    return TSR_OK;
+    if (!is_torch || place->file == TSR_NO_FILE ||
+        !tsr_str_starts(current_part(mounts_of(checkpoint))->name, TSR_STR("rng_state")))
+        return TSR_OK;
+    const tsr_str name = name_of(checkpoint, place);
+    const char *has = tsr_str_ends(name, TSR_STR(".pkl")) ? "random_state" : "python";
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        if (tsr_str_contains(catalog->entries[e].fqn, tsr_str_from(has))) return TSR_OK;
+    return tsr_checkpoint_is_incomplete(checkpoint, name,
+                                        tsr_arena_format(checkpoint->arena, err,
+                                                         "'%.*s' is not the state of random number generators: it has no %s",
+                                                         TSR_STR_ARG(name), has),
+                                        err);
 }
+#endif
 
 static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_mount *mount, tsr_error *err)
 {
@@ -512,7 +521,10 @@ static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
     TSR_TRY(take_missing(checkpoint, mount, err));
     TSR_TRY(take_metadata(mounts, catalog, err));
     TSR_TRY(take_findings(checkpoint, mount, err));
-    TSR_TRY(check_kind(checkpoint, place, catalog, err));
+    TSR_TRY(check_optimizer(checkpoint, place, catalog, err));
+#ifndef TSR_SMALL
+    TSR_TRY(check_random_states(checkpoint, place, catalog, err));
+#endif
     return add_entries(checkpoint, place->below, &added, err);
 }
 
