@@ -94,13 +94,13 @@ static tsr_status copy_subdirectories(const directory_output *output, int direct
     return TSR_OK;
 }
 
-/* Removes them. Their files must have been removed before. */
 static bool is_removed(const directory_output *output, int directory, const char *name, bool is_directory)
 {
     tsr_error unused = {0};
     return tsr_remove_name(output->sys, directory, name, is_directory, &unused) == TSR_OK;
 }
 
+/* Removes them, and returns whether they are gone. Their files must have been removed before. */
 static bool remove_subdirectories(const directory_output *output)
 {
     bool is_gone = true;
