@@ -17,8 +17,7 @@ typedef struct tsr_packed_room {
     float *values;         /* products */
     float *scales, *zeros; /* zeros NULL: there are none */
     int32_t *groups;       /* with an index, of each column, counted from first_group */
-    uint16_t *
-        places; /* and where its group's products are among those of pairs: those of the even columns, then those of the odd ones */
+    uint16_t *places;      /* where its group's products are among those of pairs: of even columns, then of odd ones */
     uint8_t *rounded, *codes, *words;
     uint8_t *table, *row;               /* products in the dtype of the weight: by group and code; of a part of a row */
     uint8_t *spread;                    /* codes of a part of a row of pairs */
