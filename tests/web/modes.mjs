@@ -72,9 +72,47 @@ async function testMotion(page) {
   });
 }
 
+/** The colour of a point of an element's picture, at a fraction of its width. */
+async function colourAt(page, element, fraction) {
+  const png = (await element.screenshot()).toString("base64");
+  return page.evaluate(async ([data, at]) => {
+    const picture = await createImageBitmap(new Blob([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))])), to = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+    to.drawImage(picture, 0, 0);
+    return [...to.getImageData(Math.floor(picture.width * at), picture.height >> 1, 1, 1).data].slice(0, 3);
+  }, [png, fraction]);
+}
+
+async function testProgress(page, url) {
+  await page.goto(url);
+  const bar = page.locator("progress");
+  await page.locator(".page").evaluate((element) => { // as work that is half done has it
+    const [jobs, job, text, progress, button] = ["div", "div", "span", "progress", "button"].map((name) => document.createElement(name));
+    Object.assign(jobs, { className: "jobs" }).append(Object.assign(job, { className: "job" }));
+    job.append(Object.assign(text, { textContent: "Checking every byte … 1.5 GiB of 3.0 GiB" }), Object.assign(progress, { max: 100, value: 50 }), Object.assign(button, { textContent: "Cancel" }));
+    element.append(jobs);
+  });
+  for (const [what, media] of [["light", { colorScheme: "light" }], ["dark", { colorScheme: "dark" }], ["forced", { colorScheme: "dark", forcedColors: "active" }]]) {
+    await test(`${what} colours: a bar shows how much is done`, async () => {
+      await page.emulateMedia(media);
+      await bar.waitFor();
+      const [done, left] = [await colourAt(page, bar, 0.25), await colourAt(page, bar, 0.75)];
+      check(done.some((c, i) => Math.abs(c - left[i]) > 60), `${done} is done, ${left} is left`);
+    });
+  }
+  await test("its numbers are not cut off on a phone", async () => {
+    const size = page.viewportSize();
+    await page.setViewportSize({ width: 390, height: 844 });
+    check(await page.locator(".job span").evaluate((e) => e.scrollWidth <= e.clientWidth), "they are");
+    await page.setViewportSize(size);
+  });
+  await page.emulateMedia({ colorScheme: "light", forcedColors: "none" });
+  await page.reload();
+}
+
 export async function testModes({ page, url, broken }) {
   await testColours(page, url);
   await testForced(page);
   await testMotion(page);
+  await testProgress(page, url);
   await test("no mode breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }
