@@ -1,4 +1,5 @@
 """Checkpoints at addresses, on a server of the loopback address: ranges, redirects, retries, and every odd answer."""
+import collections
 import contextlib
 import filecmp
 import json
