@@ -165,8 +165,6 @@ static uint64_t cost_of(const tsr_entry *entry, const tally *t)
 
 /* ---- objects next to a single file ---- */
 
-/* Stores of a build for size show no neighbors of a file. */
-#ifndef TSR_SMALL
 typedef struct sidecar {
     check *check;
     tsr_store *store;
@@ -209,7 +207,6 @@ static tsr_status check_sidecar(check *c, tsr_error *err)
     neighbor->close(neighbor);
     return status;
 }
-#endif
 
 tsr_status tsr_deep_entries(check *c, tsr_error *err)
 {
@@ -227,8 +224,6 @@ tsr_status tsr_deep_entries(check *c, tsr_error *err)
         TSR_TRY(check_entry(c, &catalog->entries[i], &c->tallies[i], err));
         TSR_TRY(tsr_share_order(&c->share, i, err));
     }
-#ifndef TSR_SMALL
-    TSR_TRY(check_sidecar(c, err));
-#endif
+    if (!TSR_IS_SMALL) TSR_TRY(check_sidecar(c, err)); /* there, a file has no neighbors */
     return tsr_share_order(&c->share, catalog->entry_count, err);
 }

@@ -14,12 +14,8 @@
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
-/* JavaScript's numbers are doubles, so a build for it (TSR_SMALL) does not find exact extremes. */
-#ifdef TSR_SMALL
-enum { TSR_EXACT_EXTREMES = 0 };
-#else
-enum { TSR_EXACT_EXTREMES = 1 };
-#endif
+/* JavaScript's numbers are doubles, so a build for it does not find exact extremes. */
+enum { TSR_EXACT_EXTREMES = !TSR_IS_SMALL };
 
 typedef struct tsr_sums {
     tsr_stats stats; /* mean and std unused */

@@ -336,7 +336,6 @@ static tsr_status zip64_end(tsr_zip_window *w, uint64_t locator, end_records *en
     return TSR_OK;
 }
 
-#ifndef TSR_SMALL /* the browser's module has no room for it, and refuses such files */
 /* Finds the last end record before *at, as PyTorch does in a file that something was appended to, and sets *at and *p to it. PyTorch fails
  * where a block would begin before the file. What may be a locator before the end record is held, too. */
 static tsr_status search_end(tsr_zip_window *w, uint64_t *at, const uint8_t **p, tsr_error *err)
@@ -350,7 +349,6 @@ static tsr_status search_end(tsr_zip_window *w, uint64_t *at, const uint8_t **p,
     for (*p += last - from; tsr_load_le(*p, 4) != END_SIGNATURE && *at > first; --*at) --*p;
     return TSR_OK;
 }
-#endif
 
 /* Leaves bytes that follow the end record out of the window's archive. */
 static tsr_status read_end(tsr_zip_window *w, end_records *end, tsr_error *err)
@@ -363,12 +361,8 @@ static tsr_status read_end(tsr_zip_window *w, end_records *end, tsr_error *err)
     uint64_t first = w->archive.byte_length <= WHOLE_READ ? 0 : w->archive.byte_length - TAIL_READ;
     TSR_TRY(zip_window_need(w, first, (size_t)(w->archive.byte_length - first), 0, &p, err));
     p += at - first;
-#ifdef TSR_SMALL
-    const bool follows = false;
-#else
-    const bool follows = tsr_load_le(p, 4) != END_SIGNATURE;
+    const bool follows = !TSR_IS_SMALL && tsr_load_le(p, 4) != END_SIGNATURE;
     if (follows) TSR_TRY(search_end(w, &at, &p, err));
-#endif
     TSR_FAIL_AT(
         tsr_load_le(p, 4) != END_SIGNATURE || (!follows && tsr_load_le(p + 20, 2) != 0), err, TSR_E_FORMAT,
         w->archive.byte_offset + w->archive.byte_length - END_SIZE,

@@ -69,7 +69,6 @@ void tsr_mapping_change_config(const tsr_checkpoint *mapped, tsr_config_changes 
 
 /* ---- reading config.json ---- */
 
-#ifndef TSR_SMALL /* there, a file has no neighbors */
 /* What holds for a directory holds for a single file of it, so the config.json next to the file counts, too. *out is NULL if there
  * is none. */
 static tsr_status open_neighbor(tsr_store *store, const tsr_host *host, tsr_store **out, tsr_error *err)
@@ -103,7 +102,6 @@ static tsr_status load_neighbor(const tsr_checkpoint *checkpoint, tsr_bytes *out
     if (*ignored) tsr_bytes_free(out);
     return status;
 }
-#endif
 
 /* The models of a pipeline, or of sentence-transformers, are independent: the config.json in the root is that of another one. */
 static bool has_models(const tsr_store *store)
@@ -155,9 +153,7 @@ static tsr_status load_config(const tsr_checkpoint *checkpoint, tsr_bytes *out, 
     TSR_TRY(find_config(checkpoint, &file, err));
     tsr_status status = TSR_OK;
     if (file != TSR_NO_FILE) status = tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, out, err);
-#ifndef TSR_SMALL
-    else status = load_neighbor(checkpoint, out, ignored, err);
-#endif
+    else if (!TSR_IS_SMALL) status = load_neighbor(checkpoint, out, ignored, err); /* there, a file has none */
     *beside = file == TSR_NO_FILE && out->data.size;
     if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
     return status;

@@ -357,12 +357,7 @@ static bool is_one_of(const char *text, const char *one, const char *other)
  * auto_round/inference/backend.py, convert_model.py */
 static const char *packing_of(const search *s)
 {
-#ifdef TSR_SMALL /* the browser's module has no room for them, and refuses them */
-    (void)s;
-    return NULL;
-#else
-    return strstr(word_of(s, "quant_method"), "auto-round") ? word_of(s, "packing_format") : NULL;
-#endif
+    return !TSR_IS_SMALL && strstr(word_of(s, "quant_method"), "auto-round") ? word_of(s, "packing_format") : NULL;
 }
 
 static bool packs_as_awq(const char *packing)

@@ -660,7 +660,6 @@ static tsr_status note_unknown(folding *f)
         f->err);
 }
 
-#ifndef TSR_SMALL /* there, a file has no neighbors */
 /* Notes which config.json states what the modules of a base in one file are called. */
 static tsr_status note_config(const folding *f)
 {
@@ -672,7 +671,6 @@ static tsr_status note_config(const folding *f)
                                                 type->valuestring),
                                f->err);
 }
-#endif
 
 /* Notes selected modules for which the adapter has no tensors. PEFT also warns about them when it loads the adapter, and
  * leaves them unchanged. */
@@ -735,9 +733,7 @@ static tsr_status fold_all(folding *f)
     TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));
     TSR_TRY(note_unknown(f));
-#ifndef TSR_SMALL
-    TSR_TRY(note_config(f));
-#endif
+    if (!TSR_IS_SMALL) TSR_TRY(note_config(f)); /* there, a file has no neighbors */
     return fill_rows(f);
 }
 
@@ -772,9 +768,7 @@ static tsr_status fold_into(tsr_checkpoint *base, folding *f, tsr_checkpoint **o
 {
     const tsr_mapped_scheme scheme = {.fill = fill, .ctx = f, .step = "fold the adapter", .keeps_names = true};
     tsr_checkpoint *loaded = NULL, *folded;
-#ifndef TSR_SMALL /* the browser's module refuses these adapters */
-    TSR_TRY(tsr_lora_open_loaded(base, f->adapter, &loaded, err));
-#endif
+    if (!TSR_IS_SMALL) TSR_TRY(tsr_lora_open_loaded(base, f->adapter, &loaded, err));
     if (!loaded) return tsr_mapped_open(base, &scheme, out, err);
     TSR_TRY(keep_below(tsr_mapped_open(loaded, &scheme, &folded, err), loaded, &folded));
     return keep_below(tsr_lora_open_saved(folded, loaded, out, err), folded, out);

@@ -335,9 +335,8 @@ bool tsr_lora_is_of_type(const tsr_mapped *m, const char *types)
     return cJSON_IsObject(m->config) && has_type(m->config, types);
 }
 
-#ifndef TSR_SMALL /* the browser's module refuses these adapters */
-/* What transformers renames in models of a few types only, as model_type of config.json has them. Source: transformers 5.24,
- * conversion_mapping.py. */
+/* What transformers renames in models of a few types only, as model_type of config.json has them. A build for size has no room for these
+ * rows, and refuses such adapters. Source: transformers 5.24, conversion_mapping.py. */
 /* clang-format off */
 static const struct {
     const char *types, *pairs;
@@ -484,7 +483,7 @@ static const struct {
 
 bool tsr_lora_is_second_place(const tsr_lora_names *names, tsr_str target)
 {
-    for (size_t i = 0; i < sizeof second_places / sizeof *second_places; i++) {
+    for (size_t i = 0; i < sizeof second_places / sizeof *second_places && !TSR_IS_SMALL; i++) {
         if (!tsr_lora_is_of_type(names->m, second_places[i].types)) continue;
         for (const char *module = second_places[i].modules; *module; module += strlen(module) + 1) {
             const tsr_str pattern = tsr_str_from(module);
@@ -518,6 +517,7 @@ static void number_mixers(tsr_str *name, char *text)
 
 static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_error *err)
 {
+    if (TSR_IS_SMALL) return name;
     const tsr_str copy = tsr_arena_format(names->m->own->arena, err, "%.*s", TSR_STR_ARG(name));
     tsr_str left = copy;
     for (size_t i = 0; copy.data && i < sizeof renamed_in / sizeof *renamed_in; i++)
@@ -529,27 +529,9 @@ static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_erro
 static void find_types(tsr_lora_names *names)
 {
     _Static_assert(sizeof renamed_in / sizeof *renamed_in <= 32, "names->types has too few bits");
-    for (size_t i = 0; i < sizeof renamed_in / sizeof *renamed_in; i++)
+    for (size_t i = 0; i < sizeof renamed_in / sizeof *renamed_in && !TSR_IS_SMALL; i++)
         names->types |= (uint32_t)tsr_lora_is_of_type(names->m, renamed_in[i].types) << i;
 }
-#else
-static tsr_str named_by_type(const tsr_lora_names *names, tsr_str name, tsr_error *err)
-{
-    (void)names, (void)err;
-    return name;
-}
-
-static void find_types(tsr_lora_names *names)
-{
-    (void)names;
-}
-
-bool tsr_lora_is_second_place(const tsr_lora_names *names, tsr_str target)
-{
-    (void)names, (void)target;
-    return false;
-}
-#endif
 
 static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_str name, tsr_error *err)
 {

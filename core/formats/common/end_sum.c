@@ -37,7 +37,6 @@ static end_sum decode(const char *bytes)
     return out;
 }
 
-#ifndef TSR_SMALL /* the browser's module has no room for it */
 /* Finds a checksum that something was appended to: white space, which every reader of JSON accepts, or zeros of a copy that reserved
  * blocks. It counts as damaged. */
 static tsr_status search_end(tsr_store *store, uint32_t file, end_sum *out, tsr_error *err)
@@ -57,7 +56,6 @@ static tsr_status search_end(tsr_store *store, uint32_t file, end_sum *out, tsr_
     }
     return TSR_OK;
 }
-#endif
 
 static tsr_status read_end(tsr_store *store, uint32_t file, end_sum *out, tsr_error *err)
 {
@@ -67,10 +65,7 @@ static tsr_status read_end(tsr_store *store, uint32_t file, end_sum *out, tsr_er
     if (size < sizeof bytes) return TSR_OK;
     TSR_TRY(tsr_store_read(store, file, size - sizeof bytes, bytes, sizeof bytes, err));
     *out = decode(bytes);
-#ifndef TSR_SMALL
-    if (out->wrong > 1) TSR_TRY(search_end(store, file, out, err));
-#endif
-    return TSR_OK;
+    return out->wrong > 1 && !TSR_IS_SMALL ? search_end(store, file, out, err) : TSR_OK;
 }
 
 bool tsr_end_sum_is(tsr_str bytes)

@@ -329,20 +329,15 @@ tsr_status tsr_entry_report_lost(tsr_checkpoint *checkpoint, const tsr_entry *en
 
 tsr_status tsr_report_lfs_pointer(tsr_checkpoint *checkpoint, uint32_t file, tsr_str fqn, bool *is, tsr_error *err)
 {
-    *is = false;
-#ifdef TSR_SMALL
-    (void)checkpoint, (void)file, (void)fqn, (void)err;
-#else
     enum { TOO_LARGE = 1024 };
     char head[sizeof TSR_LFS_POINTER - 1];
     const tsr_store_file *of = &checkpoint->store->files[file];
-    if (of->size < sizeof head || of->size >= TOO_LARGE) return TSR_OK;
+    *is = false;
+    if (TSR_IS_SMALL || of->size < sizeof head || of->size >= TOO_LARGE) return TSR_OK;
     TSR_TRY(tsr_store_read(checkpoint->store, file, 0, head, sizeof head, err));
     *is = memcmp(head, TSR_LFS_POINTER, sizeof head) == 0;
     if (!*is) return TSR_OK;
     TSR_TRY(tsr_checkpoint_lacks(checkpoint, of->name, err));
-    TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp/missing-file", (tsr_place){of->name, TSR_NO_POSITION, fqn}, err,
-                            "the data file '%.*s', which storage_data names, is " TSR_LFS_IS, TSR_STR_ARG(of->name)));
-#endif
-    return TSR_OK;
+    return tsr_finding_add(checkpoint->findings, "dcp/missing-file", (tsr_place){of->name, TSR_NO_POSITION, fqn}, err,
+                           "the data file '%.*s', which storage_data names, is " TSR_LFS_IS, TSR_STR_ARG(of->name));
 }

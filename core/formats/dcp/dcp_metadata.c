@@ -199,9 +199,7 @@ tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_metada
                            .findings = checkpoint->findings,
                            .file_name = file->name,
                            .is_data = is_dtype};
-#ifndef TSR_SMALL /* see pickle_verdict.c */
-    verdict.listed = tsr_dcp_listed(&verdict.listed_count);
-#endif
+    if (!TSR_IS_SMALL) verdict.listed = tsr_dcp_listed(&verdict.listed_count);
     TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
     TSR_TRY(judge_folded(&verdict, metadata, err));
     TSR_TRY(judge_objects(&verdict, err));

@@ -388,7 +388,6 @@ TSR_FRAMEWORK(lightning, TSR_FORMAT_LIGHTNING_DIST, .parts = {lightning_parts});
 const tsr_directory tsr_directory_lightning = {
     .reader = &tsr_reader_lightning, .requires = lightning_files, .checks = check_lightning};
 
-#ifndef TSR_SMALL /* the browser's module has no room for it */
 /* A directory with nothing but meta.pt is what is left of a copy that was interrupted, or that has lost the other files. */
 static tsr_status has_only_meta(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
@@ -413,7 +412,6 @@ static const tsr_reader reader_of_only_meta = {
     .format = TSR_FORMAT_LIGHTNING_DIST, .is_rare = true, .is_interrupted = true, .open = open_only_meta};
 const tsr_directory tsr_directory_lightning_lost = {
     .reader = &reader_of_only_meta, .requires = only_meta, .recognizes = has_only_meta};
-#endif
 
 /* ---- verl's FSDP checkpoints: model, optimizer and other state, each as one torch.save file per rank. The name of every file states
  * the number of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py ---- */

@@ -92,7 +92,6 @@ TSR_FRAMEWORK(diffusers, TSR_FORMAT_DIFFUSERS, .parts = {pipeline_parts}, .left 
 const tsr_directory tsr_directory_diffusers = {
     .reader = &tsr_reader_diffusers, .requires = pipeline_files, .recognizes = is_pipeline, .has_no_marker = true};
 
-#ifndef TSR_SMALL /* the browser's module has no room for them */
 /* ---- models of sentence-transformers: modules.json lists the modules that a model consists of, each with its directory; the first one is
  * usually in the root. A Router has modules, too, in directories that its config lists. Source of the names:
  * sentence_transformers/base/model.py, base/modules/router.py ---- */
@@ -253,4 +252,3 @@ static const tsr_part_row sentence_parts[] = {{.mounts = mount_sentence_model}, 
 TSR_FRAMEWORK(sentence, TSR_FORMAT_SENTENCE_TRANSFORMERS, .parts = {sentence_parts}, .left = TSR_LEFT_FILES);
 const tsr_directory tsr_directory_sentence = {
     .reader = &tsr_reader_sentence, .requires = sentence_files, .recognizes = is_sentence_model, .has_no_marker = true};
-#endif

@@ -486,7 +486,6 @@ static tsr_status check_optimizer(tsr_checkpoint *checkpoint, const tsr_mount_pl
                                         err);
 }
 
-#ifndef TSR_SMALL /* the browser's module has no room for it */
 /* The same for a file of random states, from which the Trainer and accelerate take what is always there.
  *
  * Source: _load_rng_state in transformers/trainer.py; save_accelerator_state in accelerate/checkpointing.py. */
@@ -507,7 +506,6 @@ static tsr_status check_random_states(tsr_checkpoint *checkpoint, const tsr_moun
                                                          TSR_STR_ARG(name), has),
                                         err);
 }
-#endif
 
 static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_mount *mount, tsr_error *err)
 {
@@ -522,9 +520,7 @@ static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
     TSR_TRY(take_metadata(mounts, catalog, err));
     TSR_TRY(take_findings(checkpoint, mount, err));
     TSR_TRY(check_optimizer(checkpoint, place, catalog, err));
-#ifndef TSR_SMALL
-    TSR_TRY(check_random_states(checkpoint, place, catalog, err));
-#endif
+    if (!TSR_IS_SMALL) TSR_TRY(check_random_states(checkpoint, place, catalog, err));
     return add_entries(checkpoint, place->below, &added, err);
 }
 

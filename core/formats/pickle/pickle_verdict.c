@@ -262,7 +262,6 @@ static bool is_usual(tsr_str module, tsr_str name)
     return false;
 }
 
-#ifndef TSR_SMALL /* the browser's module has no room for it */
 /* The number of bits in which a text differs from one of the same size. */
 static unsigned bits_between(tsr_str text, tsr_str other)
 {
@@ -282,7 +281,6 @@ static bool is_flipped(const tsr_verdict *v, tsr_str module, tsr_str name)
     }
     return false;
 }
-#endif
 
 static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref global, tsr_pickle_use use, tsr_error *err)
 {
@@ -293,9 +291,7 @@ static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref gl
     const bool usual = !built && !v->named && is_usual(module, name);
     if (!nested && !usual) TSR_TRY(tsr_host_load(v->host, err));
     tsr_name_state state = nested ? TSR_NAME_MISSING : usual ? TSR_NAME_EXISTS : tsr_name_state_of(module, name);
-#ifndef TSR_SMALL
-    if (is_flipped(v, module, name)) state = TSR_NAME_MISSING;
-#endif
+    if (!TSR_IS_SMALL && is_flipped(v, module, name)) state = TSR_NAME_MISSING;
     if (state == TSR_NAME_MISSING && !dangerous) return find_missing(v, position, module, name, err);
     const bool unchecked = state == TSR_NAME_UNCHECKED;
     tsr_level level = dangerous ? TSR_ERROR : built || unchecked ? TSR_WARNING : TSR_NOTE;

@@ -187,11 +187,8 @@ static const char *foreign_archive(tsr_str head)
     if (head.size < 4 || memcmp(head.data, "PK", 2) != 0) return NULL;
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
         if (fits(member, members[i].kind, members[i].name)) return members[i].what;
-#ifndef TSR_SMALL
-    const char *what = foreign_by_name(member);
-    if (what) return what;
-#endif
-    return "a zip archive that torch.save did not write";
+    const char *what = TSR_IS_SMALL ? NULL : foreign_by_name(member);
+    return what ? what : "a zip archive that torch.save did not write";
 }
 
 /* ---- formats without a signature ---- */
@@ -262,12 +259,10 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     if (content->reader) return TSR_OK;
     content->kind = NULL;
     content->document = is_json(head);
-#ifndef TSR_SMALL
-    if (content->document && (content->foreign = foreign_by_name(store->files[file].name))) {
+    if (!TSR_IS_SMALL && content->document && (content->foreign = foreign_by_name(store->files[file].name))) {
         content->document = false;
         return TSR_OK;
     }
-#endif
     if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
     content->unknown = !content->document && !content->foreign;
     return TSR_OK;
@@ -318,7 +313,6 @@ static tsr_status is_local_checkpoint(tsr_store *store, bool *is, tsr_error *err
     return TSR_OK;
 }
 
-#ifndef TSR_SMALL
 /* "0_0.distcp" is what rank 0 wrote, and "0.metadata" says what is in which file; PyTorch's are ".metadata" and "__0.metadata". Source of
  * the names: paddle/distributed/flex_checkpoint/dcp/save_state_dict.py */
 static bool is_of_paddle(const tsr_store *store)
@@ -329,7 +323,6 @@ static bool is_of_paddle(const tsr_store *store)
         data = tsr_is_digit(store->files[f].name.data[0]) && tsr_str_ends(store->files[f].name, TSR_STR(".distcp"));
     return data && tsr_has_any(store, metadata) && !tsr_is_marked(store);
 }
-#endif
 
 /* ---- directories, by documents in the root ---- */
 
@@ -395,9 +388,7 @@ tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_e
     bool is_local;
     TSR_TRY(is_local_checkpoint(checkpoint->store, &is_local, err));
     *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local ? NVRX_LOCAL : NULL;
-#ifndef TSR_SMALL
-    if (!*what && is_of_paddle(store)) *what = PADDLE_RANKS;
-#endif
+    if (!TSR_IS_SMALL && !*what && is_of_paddle(store)) *what = PADDLE_RANKS;
     for (size_t i = 0; i < sizeof documents / sizeof documents[0] && !*what; i++)
         TSR_TRY(by_document(checkpoint, &documents[i], what, err));
     return TSR_OK;

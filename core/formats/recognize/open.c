@@ -430,13 +430,6 @@ static tsr_status follow_marker(choice *c, bool *followed)
 
 /* ---- the newest without errors ---- */
 
-#ifdef TSR_SMALL /* the browser's module, which has no room for the search */
-static tsr_status choose_valid(choice *c)
-{
-    return tsr_fail(c->err, TSR_E_UNSUPPORTED,
-                    "only the command line searches for the newest checkpoint without errors (--step latest-valid)");
-}
-#else
 /* Reports the newer checkpoints that were passed over. */
 static tsr_status report_passed_over(const choice *c, const tsr_latest *latest)
 {
@@ -453,6 +446,8 @@ static tsr_status choose_valid(choice *c)
 {
     tsr_checkpoint *checkpoint = c->checkpoint;
     tsr_latest latest;
+    TSR_FAIL_IF(TSR_IS_SMALL, c->err, TSR_E_UNSUPPORTED,
+                "only the command line searches for the newest checkpoint without errors (--step latest-valid)");
     TSR_TRY(
         tsr_latest_search(checkpoint->store, checkpoint->host, checkpoint->opens, NULL, checkpoint->arena, &latest, c->err));
     TSR_FAIL_IF(!latest.found && !latest.passed_count, c->err, TSR_E_NOT_FOUND, "the directory contains no checkpoints%s",
@@ -469,7 +464,6 @@ static tsr_status choose_valid(choice *c)
     if (file == TSR_NO_FILE) return enter_only(c, latest.path);
     return enter_file(c, latest.path, &(step_files){.first = file, .found = {.count = 1}});
 }
-#endif
 
 /* Sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if there is
  * nothing to choose. Fails as described at tsr_open_options.step, or if reading fails. */

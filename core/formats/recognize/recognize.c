@@ -119,7 +119,6 @@ static tsr_status refuse_foreign(const recognizer *r, const tsr_file_kind *kind,
     return TSR_OK;
 }
 
-#ifndef TSR_SMALL /* the browser's module, which has no room for it */
 /* Refuses an index if pointers of Git LFS are in place of its files. They are smaller than any other shard, so that no other is read. */
 static tsr_status refuse_pointers(const recognizer *r, const cJSON *weights)
 {
@@ -137,7 +136,6 @@ static tsr_status refuse_pointers(const recognizer *r, const cJSON *weights)
     }
     return TSR_OK;
 }
-#endif
 
 /* The kind of the first file of a weight map that exists, or the first of the table if it is in none; judged by the name of
  * the first file if none exists, in which case *any is false. */
@@ -203,9 +201,7 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
         status = tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is a JSON document without a weight_map, not a checkpoint",
                           TSR_STR_ARG(name_at(r, file)));
     else status = kind_of(r, weights, &kind, &any);
-#ifndef TSR_SMALL
-    if (status == TSR_OK) status = refuse_pointers(r, weights);
-#endif
+    if (!TSR_IS_SMALL && status == TSR_OK) status = refuse_pointers(r, weights);
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
     const uint32_t whole = any || r->store->primary != TSR_NO_FILE ? TSR_NO_FILE : whole_file_of(r, file);

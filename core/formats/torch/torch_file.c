@@ -216,14 +216,12 @@ tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *hos
     const tsr_status status = open_item(&window, &build, from->salvage, out, err);
     tsr_zip_window_free(&window);
     TSR_TRY(status);
-#ifndef TSR_SMALL /* see codec/zip.c */
-    const uint64_t more = from->range.byte_length - out->zip.size;
+    const uint64_t more = TSR_IS_SMALL ? 0 : from->range.byte_length - out->zip.size; /* see codec/zip.c */
     if (more && findings)
         TSR_TRY(tsr_finding_add(findings, "pickle/trailing-bytes",
                                 (tsr_place){build.file_name, from->range.byte_offset + out->zip.size, {NULL, 0}}, err,
                                 "%llu byte%s follow%s the end of the archive", (unsigned long long)more, TSR_PLURAL(more),
                                 more == 1 ? "s" : ""));
-#endif
     const bool absent = out->zip.crc_absent;
     if (!(absent || out->storages_unsummed) || !findings || store->unsummed) return TSR_OK;
     tsr_place place = {build.file_name, from->range.byte_offset, {NULL, 0}};

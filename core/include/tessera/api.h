@@ -47,12 +47,15 @@
 #define TSR_OPTIONS(type) ((type){.size = sizeof(type)})
 #endif
 
-/* For a function of a header that is called in many places: inline, except in a build for size (TSR_SMALL), where a call takes
- * fewer bytes. */
+/* TSR_IS_SMALL: whether this is a build for size (TSR_SMALL), the browser's module, which leaves out what it has no room for. The compiler
+ * removes what is then never called. TSR_INLINE: for a function of a header that is called in many places; a build for size calls it, which
+ * takes fewer bytes. */
 #ifdef TSR_SMALL
-#define TSR_INLINE static inline __attribute__((noinline))
+#define TSR_IS_SMALL 1
+#define TSR_INLINE   static inline __attribute__((noinline))
 #else
-#define TSR_INLINE static inline
+#define TSR_IS_SMALL 0
+#define TSR_INLINE   static inline
 #endif
 
 #if defined(__GNUC__)
