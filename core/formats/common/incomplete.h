@@ -31,6 +31,21 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err);
 tsr_status tsr_report_missing_files(tsr_checkpoint *checkpoint, tsr_str place, const tsr_shown_names *names, uint64_t of,
                                     tsr_error *err);
 
+/* Whether the directory has only one file; `recognizes` of a tsr_directory for what is left of a save. */
+static inline tsr_status tsr_has_one_file(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    (void)err;
+    *is = checkpoint->store->file_count == 1;
+    return TSR_OK;
+}
+
+/* Opens a directory in which '.metadata' and all data files are missing, as `message` states: an incomplete checkpoint. */
+static inline tsr_status tsr_open_without_data(tsr_checkpoint *checkpoint, tsr_str message, tsr_error *err)
+{
+    checkpoint->names_unknown = true;
+    return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR(".metadata"), message, err);
+}
+
 /* The marker files of training frameworks, such as DeepSpeed's `latest`: one line that names the newest checkpoint. */
 
 /* Reads a small file that has only one line, if that line may name a directory; otherwise *line is empty. The line is allocated in

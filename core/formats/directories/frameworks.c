@@ -389,18 +389,10 @@ const tsr_directory tsr_directory_lightning = {
     .reader = &tsr_reader_lightning, .requires = lightning_files, .checks = check_lightning};
 
 /* A directory with nothing but meta.pt is what is left of a copy that was interrupted, or that has lost the other files. */
-static tsr_status has_only_meta(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
-{
-    (void)err;
-    *is = checkpoint->store->file_count == 1;
-    return TSR_OK;
-}
-
 static tsr_status open_only_meta(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    checkpoint->names_unknown = true;
-    return tsr_checkpoint_is_incomplete(
-        checkpoint, TSR_STR(".metadata"),
+    return tsr_open_without_data(
+        checkpoint,
         TSR_STR(
             "'.metadata' and all data files are missing next to 'meta.pt', which Lightning writes last: they were lost, or not "
             "copied; if another program wrote 'meta.pt', name the file itself"),
@@ -411,7 +403,7 @@ static const char *const only_meta[] = {"meta.pt", NULL, NULL};
 static const tsr_reader reader_of_only_meta = {
     .format = TSR_FORMAT_LIGHTNING_DIST, .is_rare = true, .is_interrupted = true, .open = open_only_meta};
 const tsr_directory tsr_directory_lightning_lost = {
-    .reader = &reader_of_only_meta, .requires = only_meta, .recognizes = has_only_meta};
+    .reader = &reader_of_only_meta, .requires = only_meta, .recognizes = tsr_has_one_file};
 
 /* ---- verl's FSDP checkpoints: model, optimizer and other state, each as one torch.save file per rank. The name of every file states
  * the number of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py ---- */

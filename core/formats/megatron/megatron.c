@@ -6,6 +6,7 @@
 #include "codec/json.h"
 #include "formats/common/expansion.h"
 #include "formats/common/file_names.h"
+#include "formats/common/incomplete.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
@@ -685,18 +686,10 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
 }
 
 /* Megatron writes common.pt first. A directory without anything else is what is left if the job dies then. */
-static tsr_status has_only_common(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
-{
-    (void)err;
-    *is = checkpoint->store->file_count == 1;
-    return TSR_OK;
-}
-
 static tsr_status open_begun(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    checkpoint->names_unknown = true;
-    return tsr_checkpoint_is_incomplete(
-        checkpoint, TSR_STR(".metadata"),
+    return tsr_open_without_data(
+        checkpoint,
         TSR_STR("'.metadata' and all data files are missing next to 'common.pt', which Megatron writes first: the save was "
                 "interrupted, or the files were not copied; if another program wrote 'common.pt', name the file itself"),
         err);
@@ -888,4 +881,4 @@ const tsr_reader tsr_reader_megatron_begun = {
     .format = TSR_FORMAT_MEGATRON_DIST, .is_rare = true, .is_interrupted = true, .open = open_begun};
 static const char *const first_written[] = {"common.pt", NULL, NULL};
 const tsr_directory tsr_directory_megatron_begun = {
-    .reader = &tsr_reader_megatron_begun, .requires = first_written, .recognizes = has_only_common};
+    .reader = &tsr_reader_megatron_begun, .requires = first_written, .recognizes = tsr_has_one_file};

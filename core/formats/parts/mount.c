@@ -467,44 +467,41 @@ static tsr_status take_metadata(tsr_mounts *mounts, const tsr_catalog *catalog, 
     return TSR_OK;
 }
 
-/* Reports a file of torch.save in the place of an optimizer that PyTorch's load_state_dict would not take, such as another one of the
- * checkpoint under its name. Every optimizer has groups of parameters, also within the state of one that wraps others. */
-static tsr_status check_optimizer(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
-                                  tsr_error *err)
+/* What every state that torch.save wrote for a part has in the name of an entry. */
+typedef struct state_kind {
+    const char *part; /* the beginning of its name */
+    const char *has, *what;
+} state_kind;
+
+/* Reports a file in the place of a state that the framework would not load from it, such as another one of the checkpoint under its name. */
+static tsr_status check_state(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
+                              const state_kind *kind, tsr_error *err)
 {
-    const bool is_torch = catalog->format == TSR_FORMAT_TORCH_ZIP || catalog->format == TSR_FORMAT_TORCH_LEGACY;
-    if (!is_torch || place->file == TSR_NO_FILE ||
-        !tsr_str_starts(current_part(mounts_of(checkpoint))->name, TSR_STR("optimizer")))
-        return TSR_OK;
+    if (!tsr_str_starts(current_part(mounts_of(checkpoint))->name, tsr_str_from(kind->part))) return TSR_OK;
     for (uint64_t e = 0; e < catalog->entry_count; e++)
-        if (tsr_str_contains(catalog->entries[e].fqn, TSR_STR("param_groups"))) return TSR_OK;
+        if (tsr_str_contains(catalog->entries[e].fqn, tsr_str_from(kind->has))) return TSR_OK;
     const tsr_str name = name_of(checkpoint, place);
     return tsr_checkpoint_is_incomplete(checkpoint, name,
                                         tsr_arena_format(checkpoint->arena, err,
-                                                         "'%.*s' is not the state of an optimizer: it has no param_groups",
-                                                         TSR_STR_ARG(name)),
+                                                         "'%.*s' is not the state of %s: it has no %s", TSR_STR_ARG(name),
+                                                         kind->what, kind->has),
                                         err);
 }
 
-/* The same for a file of random states, from which the Trainer and accelerate take what is always there.
+/* An optimizer has groups of parameters, also within the state of one that wraps others. The random states of the Trainer and of accelerate
+ * have those of Python.
  *
  * Source: _load_rng_state in transformers/trainer.py; save_accelerator_state in accelerate/checkpointing.py. */
-static tsr_status check_random_states(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
-                                      tsr_error *err)
+static tsr_status check_states(tsr_checkpoint *checkpoint, const tsr_mount_place *place, const tsr_catalog *catalog,
+                               tsr_error *err)
 {
     const bool is_torch = catalog->format == TSR_FORMAT_TORCH_ZIP || catalog->format == TSR_FORMAT_TORCH_LEGACY;
-    if (!is_torch || place->file == TSR_NO_FILE ||
-        !tsr_str_starts(current_part(mounts_of(checkpoint))->name, TSR_STR("rng_state")))
-        return TSR_OK;
-    const tsr_str name = name_of(checkpoint, place);
-    const char *has = tsr_str_ends(name, TSR_STR(".pkl")) ? "random_state" : "python";
-    for (uint64_t e = 0; e < catalog->entry_count; e++)
-        if (tsr_str_contains(catalog->entries[e].fqn, tsr_str_from(has))) return TSR_OK;
-    return tsr_checkpoint_is_incomplete(checkpoint, name,
-                                        tsr_arena_format(checkpoint->arena, err,
-                                                         "'%.*s' is not the state of random number generators: it has no %s",
-                                                         TSR_STR_ARG(name), has),
-                                        err);
+    if (!is_torch || place->file == TSR_NO_FILE) return TSR_OK;
+    const state_kind optimizer = {"optimizer", "param_groups", "an optimizer"};
+    const bool is_accelerates = tsr_str_ends(name_of(checkpoint, place), TSR_STR(".pkl"));
+    const state_kind random = {"rng_state", is_accelerates ? "random_state" : "python", "random number generators"};
+    TSR_TRY(check_state(checkpoint, place, catalog, &optimizer, err));
+    return TSR_IS_SMALL ? TSR_OK : check_state(checkpoint, place, catalog, &random, err);
 }
 
 static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_mount *mount, tsr_error *err)
@@ -519,8 +516,7 @@ static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
     TSR_TRY(take_missing(checkpoint, mount, err));
     TSR_TRY(take_metadata(mounts, catalog, err));
     TSR_TRY(take_findings(checkpoint, mount, err));
-    TSR_TRY(check_optimizer(checkpoint, place, catalog, err));
-    if (!TSR_IS_SMALL) TSR_TRY(check_random_states(checkpoint, place, catalog, err));
+    TSR_TRY(check_states(checkpoint, place, catalog, err));
     return add_entries(checkpoint, place->below, &added, err);
 }
 
