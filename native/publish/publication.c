@@ -242,16 +242,20 @@ static tsr_remains remove_unfinished(void *state)
 {
     const publishing *s = state;
     tsr_output *output = output_of(s);
-    bool is_gone = true;
-    if (s->is_remote && output) is_gone = tsr_object_output_abandon(output);
+    if (s->is_remote) {
+        if (output && !tsr_object_output_abandon(output)) return TSR_REMAINS_UNKNOWN;
+        return is_left(s) ? TSR_REMAINS_WORK : TSR_REMAINS_NOTHING;
+    }
     const bool left = is_left(s);
-    if (!s->is_remote && !left && output) {
+    bool is_gone = true;
+    if (!left && output) {
         tsr_directory_output_drop(output);
         is_gone = tsr_directory_output_abandon(output);
     }
-    if (!s->is_remote) tsr_sys_stop_naming();
-    if (!s->is_remote && !left) is_gone &= discard(s);
-    return !is_gone ? TSR_REMAINS_UNKNOWN : left ? TSR_REMAINS_WORK : TSR_REMAINS_NOTHING;
+    tsr_sys_stop_naming();
+    if (left) return TSR_REMAINS_WORK;
+    is_gone &= discard(s);
+    return is_gone ? TSR_REMAINS_NOTHING : TSR_REMAINS_UNKNOWN;
 }
 
 /* Refuses an existing destination before anything is removed that a run which replaces it could continue. */
