@@ -13,7 +13,7 @@ import schema
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 
-from checks import ROOT, SAMPLES, TESTS, Bad, Skip, need, test  # noqa: E402, F401
+from checks import ROOT, SAMPLES, TESTS, Bad, Skip, need, preloadable, test  # noqa: E402, F401
 
 SCHEMAS = schema.load(os.path.join(ROOT, "native", "cli", "schemas"))
 CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]")

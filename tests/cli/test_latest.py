@@ -109,30 +109,28 @@ def test_latest_of_every_form_passes_over_what_is_damaged(t):
         latest(t, names[1], [name.format(200), names[2]])
 
 
+def passes_over_one_file(t, library, form, file, older, newer):
+    """The newer step has one file only, which prune keeps, too: it may be a save or a copy under way."""
+    copies(t, sample(form)[0], older, newer)
+    for name in os.listdir(t.at("run", newer)):
+        if name != file:
+            os.remove(t.at("run", newer, name))
+    doc = latest(t, older, [newer])
+    need(library in doc["passed_over"][0]["reason"], doc)
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(os.listdir(t.at("run", newer)) == [file], os.listdir(t.at("run", newer)))
+
+
 @test
 def test_latest_passes_over_a_lightning_save_of_which_the_last_file_is_left(t):
     """A copy in another order than Lightning's, or a disk that lost the entries of the other files."""
-    copies(t, sample("lightning_dist")[0], "epoch=0-step=10.ckpt", "epoch=0-step=20.ckpt")
-    for name in os.listdir(t.at("run", "epoch=0-step=20.ckpt")):
-        if name != "meta.pt":
-            os.remove(t.at("run", "epoch=0-step=20.ckpt", name))
-    doc = latest(t, "epoch=0-step=10.ckpt", ["epoch=0-step=20.ckpt"])
-    need("Lightning" in doc["passed_over"][0]["reason"], doc)
+    passes_over_one_file(t, "Lightning", "lightning_dist", "meta.pt", "epoch=0-step=10.ckpt", "epoch=0-step=20.ckpt")
     t.run("validate", t.at("run", "epoch=0-step=20.ckpt", "meta.pt"), "--deep")  # by its own path it is a file like any other
-    t.run("prune", t.at("run"), "--keep", "1")
-    need(os.listdir(t.at("run", "epoch=0-step=20.ckpt")) == ["meta.pt"], "it may be a copy under way")
 
 
 @test
 def test_latest_passes_over_a_megatron_save_that_ended_after_its_first_file(t):
-    copies(t, sample("megatron_dist")[0], "iter_0000010", "iter_0000020")
-    for name in os.listdir(t.at("run", "iter_0000020")):
-        if name != "common.pt":
-            os.remove(t.at("run", "iter_0000020", name))
-    doc = latest(t, "iter_0000010", ["iter_0000020"])
-    need("Megatron" in doc["passed_over"][0]["reason"], doc)
-    t.run("prune", t.at("run"), "--keep", "1")
-    need(os.listdir(t.at("run", "iter_0000020")) == ["common.pt"], "it may be a save under way")
+    passes_over_one_file(t, "Megatron", "megatron_dist", "common.pt", "iter_0000010", "iter_0000020")
 
 
 def automodel(t, *names):

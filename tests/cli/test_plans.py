@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 
-from harness import need, sample, st_write, test
+from harness import need, preloadable, sample, st_write, test
 
 
 @test
@@ -75,9 +75,8 @@ void (*signal(int number, void (*handler)(int)))(int)
     return sigaction(number, &action, &before) == 0 ? before.sa_handler : SIG_ERR;
 }
 """
-    subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-o", library], input=code.encode(), check=True)
     atexit.register(shutil.rmtree, os.path.dirname(library), ignore_errors=True)
-    return library
+    return preloadable(library, code)
 
 
 def killed(t, *args, limit):

@@ -12,7 +12,7 @@ import tempfile
 import time
 import zlib
 
-from harness import Skip, need, sample, test
+from harness import Skip, need, preloadable, sample, test
 from test_directories import golden
 from test_latest import FORMS, copies, damage, deepspeed, trainer
 
@@ -517,9 +517,8 @@ int openat64(int directory, const char *name, int flags, ...)
     return openat(directory, name, flags, mode);
 }
 """
-    subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-ldl", "-o", library], input=code.encode(), check=True)
     atexit.register(shutil.rmtree, os.path.dirname(library), ignore_errors=True)
-    return library
+    return preloadable(library, code)
 
 
 def killed_at(t, n, after, *args):

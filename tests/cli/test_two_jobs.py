@@ -5,7 +5,7 @@ import os
 import subprocess
 import time
 
-from harness import need, test
+from harness import need, preloadable, test
 from test_overwrite import FORMS, leave, make, nothing_temporary, source, tree
 
 PAIRS = (("ranks", "sharded"), ("dcp", "ranks"), ("shards", "dcp"), ("shards", "ranks"))
@@ -52,7 +52,6 @@ def test_a_directory_that_another_job_replaces_is_refused(t):
 
 def stops_after_the_exchange(t):
     """A library that makes the file EXCHANGED when the directory with the name DEST has been exchanged, and then waits for the file GO_ON."""
-    library = t.at("stops_after_the_exchange.so")
     code = """#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -74,8 +73,7 @@ long syscall(long number, ...)
     return result;
 }
 """
-    subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-ldl", "-o", library], input=code.encode(), check=True)
-    return {"LD_PRELOAD": library, "DEST": "d", "EXCHANGED": t.at("exchanged"), "GO_ON": t.at("go_on")}
+    return {"LD_PRELOAD": preloadable(t.at("stops_after_the_exchange.so"), code), "DEST": "d", "EXCHANGED": t.at("exchanged"), "GO_ON": t.at("go_on")}
 
 
 @test

@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 
-from checks import need, test
+from checks import need, preloadable, test
 from fake_s3 import SECRET, serving
 from harness import sample
 from test_s3 import files_below
@@ -190,7 +190,6 @@ def test_write_a_signal_aborts_the_uploads(t):
 def says_that_it_locks(t):
     """A library that makes a file `locks` when the thread that acts on a signal has the lock, with which it keeps a publication from ending. With
     LATE it makes it before, and lets all other threads be a second faster."""
-    library = t.at("says_that_it_locks.so")
     code = """#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -204,8 +203,7 @@ int pthread_mutex_timedlock(pthread_mutex_t *lock, const struct timespec *until)
     return getenv("LATE") ? sleep(1), real(lock, until) : result;
 }
 """
-    subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-ldl", "-o", library], input=code.encode(), check=True)
-    return {"LD_PRELOAD": library, "LOCKS": t.at("locks")}
+    return {"LD_PRELOAD": preloadable(t.at("says_that_it_locks.so"), code), "LOCKS": t.at("locks")}
 
 
 def end_while_it_is_published(t, there, key, *args, **env):

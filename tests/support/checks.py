@@ -1,6 +1,7 @@
 """How the scripts of tests/cli, tests/mpi and tests/interop name their tests and report what is wrong."""
 import os
 import signal
+import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SAMPLES = os.path.join(ROOT, "samples", "checkpoints")
@@ -24,6 +25,12 @@ class Skip(Exception):
 def need(condition, what):
     if not condition:
         raise Bad(what)
+
+
+def preloadable(library, code):
+    """Compiles C code to a library that LD_PRELOAD can name. Returns its path."""
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-ldl", "-o", library], input=b"#define _GNU_SOURCE\n" + code.encode(), check=True)
+    return library
 
 
 def test(f):
