@@ -45,8 +45,8 @@ def sleeps(process):
 
 
 def is_settled(t, s):
-    """Returns a function that says whether the program waits for nothing but the requests that are never answered: for a second
-    nothing else has arrived at the server, no thread of the program has done anything, and its journal has not grown."""
+    """Returns a function that says whether the program waits for nothing but the requests that are never answered: in the last
+    second, nothing else has arrived at the server, no thread of the program has done anything, and its journal has not grown."""
     seen = {"sizes": {}, "since": 0}
 
     def enough(process, held):

@@ -77,8 +77,8 @@ class Server(http.server.ThreadingHTTPServer):
             return not select.select(waiting, [], [], 0)[0]
 
     def wait_for_ended_clients(self, others=()):
-        """Returns when whatever was sent by clients that have ended is dealt with, also on connections that had not been accepted yet. Clients
-        whose addresses are in `others` may stay connected."""
+        """Returns when the server has carried out or dropped every request of clients that have ended, including those on connections that it
+        had not accepted yet. Clients whose addresses are in `others` may stay connected."""
         with socket.create_connection(self.server_address[:2]) as last:  # connections are accepted in the order in which they were made
             with self.changed:
                 accepted = self.changed.wait_for(lambda: last.getsockname() in self.connections.values(), 60)
@@ -129,9 +129,8 @@ RESERVED = []  # sockets
 
 
 def free_port():
-    """A port that nobody gets but a server that asks for it by its number: until this process ends, a socket that does not listen is bound to it,
-    which is no obstacle for a server, as all of them set SO_REUSEADDR. A port that was merely free a moment ago could be the one of another
-    test's server by then."""
+    """Returns a port that is reserved until this process ends: a socket that does not listen is bound to it. A server can still bind to it by
+    its number, because all servers of the tests set SO_REUSEADDR. A port that was only found to be free could go to another test's server."""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind(("127.0.0.1", 0))

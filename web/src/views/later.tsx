@@ -1,4 +1,4 @@
-/** A view whose script is fetched when it is opened for the first time. After that it is there at once, so that what is typed next reaches
+/** A view whose script is fetched when it is opened for the first time. After that it is shown immediately, so what is typed next reaches
  *  it. All properties except `load` are passed on to the view. */
 import { createElement, type Attributes, type ComponentType, type JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
