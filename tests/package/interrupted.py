@@ -114,18 +114,34 @@ def dcp_load(path, state):
         raise e.failures[0][0]
 
 
-def dcp_save(**options):
+def dcp_save(at="b", **options):
+    """A save that is interrupted when it is asked for this tensor."""
     import tessera.torch
 
     class Interrupts(dcp.DefaultSavePlanner):
         def resolve_data(self, item):
-            if item.index.fqn == "b":
-                interrupt()
+            if item.index.fqn == at:
+                interrupt()  # in the main thread, it raises
+                time.sleep(0.5)
             return super().resolve_data(item)
     try:
         dcp.save({name: torch.ones(1 << 20) for name in "abc"}, storage_writer=tessera.torch.StorageWriter("out", **options), planner=Interrupts())
     except dcp.api.CheckpointException as e:
         raise e.failures[0][0]
+
+
+def dcp_save_in_threads(**options):
+    """Threads take so long to start that a signal which one of them sends as soon as it writes comes during that."""
+    start = threading.Thread.start
+
+    def slow(thread):
+        start(thread)
+        HANDLED.wait(2)
+    threading.Thread.start = slow
+    try:
+        dcp_save("a", thread_count=3, **options)
+    finally:
+        threading.Thread.start = start
 
 
 def manifest():
@@ -153,6 +169,7 @@ CALLS = {
     **{name: functools.partial(when_it_reports, call) for name, call in REPORTING.items()},
     "optim": lambda: optim("out.pt"), "optim to DCP": lambda: optim("out", to="dcp"),
     "load": lambda: while_it_reads(load), "load_into": lambda: while_it_reads(load_into), "dcp.load": lambda: while_it_reads(dcp_load), "dcp.save": dcp_save, "dcp.save to safetensors": lambda: dcp_save(form="safetensors"),
+    "dcp.save in threads": dcp_save_in_threads, "dcp.save to safetensors in threads": lambda: dcp_save_in_threads(form="safetensors", fqn_to_index_mapping={"a": 1, "b": 2, "c": 3}),
 }
 
 AT_A_TIME = 3  # they mostly wait for the server

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterable
 
 import torch
@@ -33,7 +32,7 @@ from ._save_directory import Directory, NewFile, _do, _Lock, _locks, _missing, _
 from ._save_objects import SCHEMES, Objects
 from ._save_place import TO_REPLACE, with_end_sum
 from ._saving import REPLACES, Joining, Saving
-from ._torch_save import StorageWriter, _in_host_memory, _Results
+from ._torch_save import StorageWriter, _in_host_memory, _Results, in_threads
 from ._torch_versions import StorageInfo
 
 _open_files = _function("files_open", _p, _char, _u64, _int, _WRITE, _p)
@@ -396,9 +395,8 @@ class SafetensorsWriter(StorageWriter):
         files = self._place.new_files(rank["shard_index"] - 1, rank["shards"], {name: content.size for name, content in contents.items()})
         results = _Results()
         try:
-            with ThreadPoolExecutor(self.thread_count) as pool:
-                for of_file in pool.map(lambda name, content, file: self._write_file(name, content, file, planner), contents, contents.values(), files):
-                    results += of_file
+            for of_file in in_threads([], functools.partial(self._write_file, planner), self.thread_count, contents, contents.values(), files):
+                results += of_file
         except BaseException:
             files.discard()
             raise
@@ -412,7 +410,7 @@ class SafetensorsWriter(StorageWriter):
             return name
         return os.path.join(SHARDED if self.save_distributed and self.enable_consolidation else "", f"shard-{shard:05}-{name}")
 
-    def _write_file(self, name, content, file, planner):
+    def _write_file(self, planner, name, content, file):
         content.write(file, planner, self.per_thread_copy_ahead)
         results = [WriteResult(index=item.index, size_in_bytes=tensor.nbytes, storage_data=StorageInfo(name, 0, tensor.nbytes))
                    for item, tensor in content.tensors.values()]

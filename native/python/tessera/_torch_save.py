@@ -8,6 +8,7 @@ import hashlib
 import io
 import math
 import pickle
+import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Mapping, Sequence
@@ -165,23 +166,47 @@ def _split(items, count):
     return [group for group in groups if group]
 
 
+def in_threads(failures, call, threads, *arguments):
+    """Returns the results of call(*each) for each of the arguments, in order; with one thread, called by the caller's. `failures` is a list to which
+    exceptions of calls are added, and what interrupts the caller, so that calls in progress can end early. All of them have ended when this
+    raises the first one, and none begins afterwards. ThreadPoolExecutor alone does not wait for a thread during whose start Ctrl-C comes."""
+    if threads == 1:
+        return list(map(call, *arguments))
+    may_begin = threading.Event()
+
+    def begin(*each):
+        may_begin.wait()
+        if failures:
+            raise failures[0]
+        try:
+            return call(*each)
+        except BaseException as e:
+            failures.append(e)
+            raise
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            calls = [pool.submit(begin, *each) for each in zip(*arguments)]
+            may_begin.set()
+            return [each.result() for each in calls]
+        except BaseException as e:  # such as Ctrl-C
+            failures.append(e)
+            may_begin.set()
+            raise failures[0]
+
+
 class _RankWriter:
     """Writes the files of one rank, each in one thread."""
 
     def __init__(self, planner, ahead, transforms, is_summed):
         self._planner, self._ahead, self._transforms, self._is_summed = planner, ahead, transforms, is_summed
-        self._failure = None  # the first one, at which all threads end
+        self._failures: list[BaseException] = []
 
     def write(self, file, items):
         """Returns the results of one file."""
         out = _Digested(file, has_archives=not self._transforms)
-        try:
-            results = [self._write_item(out, file.name, item, data) for item, data in _in_host_memory(items, self._planner, self._ahead)]
-            out.write_kept()
-            handed = file.finish()
-        except BaseException as e:
-            self._failure = self._failure or e
-            raise
+        results = [self._write_item(out, file.name, item, data) for item, data in _in_host_memory(items, self._planner, self._ahead)]
+        out.write_kept()
+        handed = file.finish()
         for result in results:  # for finish, which takes them off
             result.storage_data.digest = out.digest.hexdigest()
         if handed:  # None is lost when PyTorch gathers the results: _StorageInfo leaves it out of its pickle
@@ -189,22 +214,12 @@ class _RankWriter:
         return results
 
     def write_all(self, files, groups, threads):
-        """Yields the results of each file."""
-        if threads == 1:
-            yield from map(self.write, files, groups)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            writing = [pool.submit(self.write, *each) for each in zip(files, groups)]
-            try:
-                for future in writing:
-                    yield future.result()
-            except BaseException as e:  # such as Ctrl-C
-                self._failure = self._failure or e
-                raise self._failure
+        """Returns the results of each file."""
+        return in_threads(self._failures, self.write, threads, files, groups)
 
     def _write_item(self, out, name, item, data):
-        if self._failure:
-            raise self._failure
+        if self._failures:
+            raise self._failures[0]
         offset, to, more = out.tell(), out, {}
         if self._transforms:
             to, descriptors = self._transforms.transform_save_stream(item, out)
