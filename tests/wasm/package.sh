@@ -7,7 +7,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 project=${1:-$(mktemp -d)}
 [ $# -gt 0 ] || trap 'rm -rf "$project"' EXIT
 mkdir -p "$project"
-archive=$(cd "$root/wasm" && npm pack --silent --pack-destination "$project" 2>/dev/null | tail -n 1)
+# Packing copies the modules next to the sources and removes them again, so one packs at a time.
+archive=$(cd "$root/wasm" && flock "$root/build" npm pack --silent --pack-destination "$project" | tail -n 1)
 cd "$project"
 echo '{"type": "module", "private": true}' >package.json
 npm install --silent --no-audit --no-fund --offline "./$archive" >&2
