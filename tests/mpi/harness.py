@@ -83,21 +83,22 @@ EXITING, KERNEL_THREAD = 0x4, 0x200000  # PF_EXITING and PF_KTHREAD of the flags
 
 
 def may_hold_files(path, mark):
-    """Whether the process has the mark in its environment, or has a thread that is ending. Threads release the environment
-    before they close files, which unlocks the files. So the owner of such a process is unknown, and it counts until all
-    its threads are zombies."""
+    """Whether a thread of the process has the mark in its environment, or is ending. Threads release the environment before they
+    close files, which unlocks the files. So the owner of such a thread is unknown, and it counts until it is a zombie. Other
+    threads of a process that was killed may outlive the first one."""
+    return any(thread_may_hold_files(thread, mark) for thread in glob.glob(f"{path}/task/*"))
+
+
+def thread_may_hold_files(path, mark):
     try:
         with open(f"{path}/environ", "rb") as f:
             if mark.encode() in f.read():
                 return True
-        for thread in glob.glob(f"{path}/task/*/stat"):
-            with open(thread) as f:
-                state, flags = operator.itemgetter(0, 6)(f.read().rpartition(")")[2].split())
-            if state not in "ZX" and int(flags) & (EXITING | KERNEL_THREAD) == EXITING:
-                return True
-    except OSError:
-        pass  # it has ended, or belongs to another user
-    return False
+        with open(f"{path}/stat") as f:
+            state, flags = operator.itemgetter(0, 6)(f.read().rpartition(")")[2].split())
+            return state not in "ZX" and int(flags) & (EXITING | KERNEL_THREAD) == EXITING
+    except OSError:  # it has ended, or belongs to another user
+        return False
 
 
 def alone(program, *arguments, limit=120):
