@@ -21,7 +21,7 @@ class View:
 
     def raw(self, target, method="GET", **headers):
         """Sends a request for any target, unchanged."""
-        c = http.client.HTTPConnection(self.where, timeout=20)
+        c = http.client.HTTPConnection(self.where, timeout=60)
         c.putrequest(method, target, skip_host="Host" in headers)
         for k, v in headers.items():
             c.putheader(k, v)
@@ -37,7 +37,7 @@ class View:
 
     def connect(self):
         host, port = self.where.split(":")
-        return socket.create_connection((host, int(port)), timeout=20)
+        return socket.create_connection((host, int(port)), timeout=60)
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def viewing(t, *paths):
         yield View(p.stdout.readline().decode().strip(), p.pid)
     finally:
         p.send_signal(signal.SIGTERM)
-        _, err = p.communicate(timeout=20)
+        _, err = p.communicate(timeout=60)
         need(p.returncode == -signal.SIGTERM, f"it did not end of the signal: {p.returncode} {err[-300:]}")
 
 

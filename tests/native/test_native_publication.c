@@ -65,7 +65,7 @@ static void clean_up_during_creation(void)
     const tsr_host host = {.allocator = &allocator};
     pthread_t creator;
     tsr_error err = {0};
-    alarm(20); /* instead of waiting for each other */
+    alarm(60); /* instead of waiting for each other */
     s.publication = (tsr_publication){.environment = {.guard = keep_cleanup, .ctx = &s},
                                       .host = &host,
                                       .arena = tsr_arena_new(&tsr_allocator_libc, 0, &err),

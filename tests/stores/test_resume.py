@@ -52,7 +52,7 @@ def kill(t, server, is_point, enough, env, *args, number=signal.SIGKILL):
         p.wait()
         over.set()
     else:
-        need(p.wait(40) == -number, f"ended {p.returncode}: {p.stderr.read()}")
+        need(p.wait(60) == -number, f"ended {p.returncode}: {p.stderr.read()}")
         over.set()
     p.stderr.close()
     server.wait_for_ended_clients()

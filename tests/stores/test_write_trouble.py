@@ -172,14 +172,14 @@ def test_write_a_signal_aborts_the_uploads(t):
         def trouble(h, key, count):
             if h.command == "PUT" and "partNumber=4" in h.path:
                 reached.set()
-                go_on.wait(20)
+                go_on.wait(120)
             return is_refused and h.command == "DELETE" and h.error(403, "AccessDenied")
 
         with serving({}, trouble) as s:
             p = start(t, s, "convert", source, "s3://b/x.pt")
-            need(reached.wait(20), "part 4 is not sent")
+            need(reached.wait(60), "part 4 is not sent")
             p.send_signal(number)
-            status, said = p.wait(20), p.stderr.read()
+            status, said = p.wait(60), p.stderr.read()
             need(status == -number, f"ended {status}: {said}")
             go_on.set()
             need(not s.objects and bool(s.uploads) == is_refused and operations(s, "AbortMultipartUpload") == (not is_refused), f"{list(s.objects)} {operations(s)}")
@@ -264,14 +264,14 @@ def test_write_killed_before_the_marker(t):
         def trouble(h, key, count):
             if h.command == "PUT" and key == "ck/.metadata":
                 reached.set()
-                over.wait(20)
+                over.wait(120)
                 h.close_connection = True
                 return True
             return False
 
         s.trouble = trouble
         p = start(t, s, *args)
-        need(reached.wait(20), "the marker is not written")
+        need(reached.wait(60), "the marker is not written")
         p.kill()
         p.wait()
         p.stderr.close()
